@@ -1,0 +1,622 @@
+"""What crosses the seam between core and plugins: frozen facts, records and the Protocols that plugins implement.
+
+Nothing here imports llama.cpp or numpy at run time, so every policy can be written and tested without them.
+Shapes and units are part of the contract: a field that ends in ``_bytes`` counts bytes, in ``_s`` seconds.
+``None`` in a record means *unmeasured*, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# ---- expert identity
+
+ExpertKey: TypeAlias = int
+"""One cache entry: ``layer << 24 | bank << 16 | expert``. A packed int hashes five times faster than an object."""
+
+
+def expert_key(layer: int, expert: int, bank: int = 0) -> ExpertKey:
+    """Pack an entry's identity; ``layer`` < 2**16, ``bank`` < 2**8, ``expert`` < 2**16."""
+    return layer << 24 | bank << 16 | expert
+
+
+class KeyParts(NamedTuple):
+    """The parts of an :data:`ExpertKey`."""
+
+    layer: int
+    bank: int
+    expert: int
+
+
+def key_parts(key: ExpertKey) -> KeyParts:
+    """Unpack an :data:`ExpertKey`."""
+    return KeyParts(key >> 24, key >> 16 & 0xFF, key & 0xFFFF)
+
+
+# ---- model facts
+
+Gating: TypeAlias = Literal["softmax", "sigmoid", "softmax-of-selected", "sqrt-softplus", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchRow:
+    """An architecture as data. Counts, strides and offsets are never here: they are read from the file.
+
+    ``name`` is the gguf's ``general.architecture``. ``experts`` holds, per bank, the suffixes of the expert tensors in
+    the order in which the graph multiplies by them (``blk.<layer>.<suffix>.weight``).
+    """
+
+    name: str
+    experts: tuple[tuple[str, ...], ...]
+    gating: Gating = "softmax"
+    selection_bias: bool = False
+    expert_groups: bool = False
+    shared_experts: bool = False
+    dense_lead: bool = False
+    mtp: bool = False
+    replaces: str | None = None
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """One file of a model and its size in bytes."""
+
+    path: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """Where a tensor lies: absolute ``offset`` and ``nbytes`` in the file ``shard``; ``shape`` fastest axis first."""
+
+    name: str
+    shard: int
+    offset: int
+    nbytes: int
+    shape: tuple[int, ...]
+    type_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionFacts:
+    """One expert tensor of a bank: expert ``e`` is ``stride`` bytes at ``offset + e * stride`` of file ``shard``."""
+
+    tensor: str
+    suffix: str
+    shard: int
+    offset: int
+    stride: int
+    type_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class BankFacts:
+    """The routed experts of one layer that one routing selects from; projections in consumption order."""
+
+    layer: int
+    bank: int
+    n_expert: int
+    n_used: int
+    projections: tuple[ProjectionFacts, ...]
+
+    @property
+    def entry_bytes(self) -> int:
+        """Exact bytes of one expert over all projections (the store counts pages, which are a little more)."""
+        return sum(p.stride for p in self.projections)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all experts of this bank."""
+        return self.n_expert * self.entry_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Everything that is known of a model before llama.cpp opens it; read from gguf headers, never from tensor data."""
+
+    path: str
+    name: str
+    arch: str
+    shards: tuple[ShardFacts, ...]
+    n_layer: int
+    n_expert: int
+    n_used: int
+    n_embd: int
+    n_vocab: int
+    n_ctx_train: int
+    n_nextn: int
+    banks: tuple[BankFacts, ...]
+    dense: tuple[TensorFacts, ...]
+    chat_template: str | None = None
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(s.nbytes for s in self.shards)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of all routed experts."""
+        return sum(b.nbytes for b in self.banks)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of every tensor that is not a routed expert."""
+        return sum(t.nbytes for t in self.dense)
+
+    @property
+    def cycle_bytes(self) -> int:
+        """Expert bytes that one token touches: the sum over banks of ``min(n_used, n_expert)`` entries."""
+        return sum(min(b.n_used, b.n_expert) * b.entry_bytes for b in self.banks)
+
+
+# ---- providers
+
+
+class Options(BaseModel):
+    """Base of a provider's options: unknown keys are refused, ``Field(description=…)`` doubles as help."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFacts:
+    """What a cache policy may know: the budget in bytes and as whole entries, and the entries of one token's cycle."""
+
+    budget_bytes: int
+    capacity: int
+    cycle: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFacts:
+    """What a fetcher must honour: files by shard number, lanes, direct or buffered, the largest batch of reads."""
+
+    paths: tuple[str, ...]
+    lanes: int
+    direct: bool
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Handed to every ``Provider.build`` together with the provider's validated options."""
+
+    model: ModelFacts
+    cache: CacheFacts
+    fetch: FetchFacts
+
+
+T = TypeVar("T")
+
+
+def _everywhere() -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider(Generic[T]):
+    """A named way to build one plugin object.
+
+    ``build(options, facts)`` is called once per open. ``lossy`` marks a plugin that may change the output,
+    ``experimental`` one that needs ``plugins.allow_experimental``. ``needs`` and ``excludes`` name what else must, or
+    must not, be chosen, as ``"kind:name"`` or ``"kind:*"`` (kinds: arch, cache, fetch, prefetch, dense, routing,
+    importance, draft, sink); the table of impossible combinations is derived from them. ``available()`` says in one
+    sentence why this machine cannot run it, or returns "" if it can.
+    """
+
+    name: str
+    build: Callable[[Any, Facts], T]
+    options: type[Options] = Options
+    lossy: bool = False
+    experimental: bool = False
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    available: Callable[[], str] = _everywhere
+    summary: str = ""
+
+
+# ---- reads and fetchers
+
+
+@dataclass(slots=True)
+class ReadBatch:
+    """Reads of one routing, ordered by projection. Every column is a 1-D int64 array of the same length n.
+
+    ``address`` where the bytes go, ``length`` how many are asked for, ``required`` how many must arrive at least (a
+    page-rounded read may end at the end of the file), ``offset`` and ``shard`` where they come from, ``stage`` the
+    projection index that they complete. Address, length and offset are multiples of the page size.
+    """
+
+    address: NDArray[np.int64]
+    length: NDArray[np.int64]
+    required: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    shard: NDArray[np.int64]
+    stage: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+    def row(self, index: int, /) -> Read:
+        """One row, for messages and traces."""
+        return Read(
+            int(self.address[index]),
+            int(self.length[index]),
+            int(self.required[index]),
+            int(self.offset[index]),
+            int(self.shard[index]),
+            int(self.stage[index]),
+        )
+
+
+class Read(NamedTuple):
+    """One row of a :class:`ReadBatch`."""
+
+    address: int
+    length: int
+    required: int
+    offset: int
+    shard: int
+    stage: int
+
+
+class Ticket(Protocol):
+    """A submitted batch: ``nbytes`` asked for; opaque otherwise."""
+
+    nbytes: int
+
+
+class Fetcher(Protocol):
+    """Moves expert bytes from files to memory. One batch is in flight at a time; all calls come from one thread."""
+
+    direct: bool
+    """Whether reads really bypass the page cache, as verified on the files themselves."""
+    note: str
+    """Why not, in words for a person; empty if it is as asked."""
+
+    def submit(self, reads: ReadBatch, /) -> Ticket:
+        """Start all reads, lower stages first, and return without waiting for them where the platform can."""
+
+    def wait(self, ticket: Ticket, upto: int, /) -> int:
+        """Wait until every read of a stage <= ``upto`` arrived; return the bytes of the batch read so far.
+
+        Raises :class:`~bmoe.errors.ReadError` naming file, offset, length and errno; then *no* read of the batch is
+        in flight any more.
+        """
+
+    def close(self) -> None:
+        """Wait for what is in flight and release files, threads and kernel objects. May be called twice."""
+
+
+# ---- cache policies
+
+
+class CachePolicy(Protocol):
+    """Ranks entries; never sees addresses, files or threads. One owner thread. All arguments are positional."""
+
+    below_cycle: bool
+    """Whether hits are possible with a budget below one token's cycle."""
+
+    def touch(self, keys: Sequence[ExpertKey], /) -> None:
+        """Entries used by one layer in one ubatch, once per layer and ubatch, hits and misses alike.
+
+        Distinct keys in the order of their last use (router rank for one token). A key that is not resident is
+        admitted right afterwards.
+        """
+
+    def admit(self, key: ExpertKey, cold: bool, /) -> None:
+        """``key`` became resident; ``cold`` if it was read on speculation and not yet used."""
+
+    def victim(self, pinned: Collection[ExpertKey], /) -> ExpertKey | None:
+        """Name the resident entry to give up, never one of ``pinned``; ``None`` if there is none. Changes nothing."""
+
+    def forget(self, key: ExpertKey, /) -> None:
+        """``key`` is no longer resident, evicted or invalid."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingEvent:
+    """What a plugin with ``wants`` observes after a routing: read-only views, valid during the call.
+
+    ``ids`` is int32 [n_tokens, n_used] in router-rank order; the optional arrays are present if wanted and if the
+    graph has the node: ``probs``/``logits`` float32 [n_tokens, n_expert], ``weights`` float32 [n_tokens, n_used],
+    ``activation`` the router's input float32 [n_tokens, n_embd].
+    """
+
+    layer: int
+    bank: int
+    batch: BatchContext
+    ids: NDArray[np.int32]
+    logits: NDArray[np.float32] | None = None
+    probs: NDArray[np.float32] | None = None
+    weights: NDArray[np.float32] | None = None
+    activation: NDArray[np.float32] | None = None
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Optional side of caches and prefetchers: ``wants`` names graph nodes, ``observe`` is called once per routing."""
+
+    wants: frozenset[str]
+
+    def observe(self, event: RoutingEvent, /) -> None:
+        """See one routing; may not change it."""
+
+
+# ---- batches and routing
+
+Phase: TypeAlias = Literal["prefill", "decode", "draft", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContext:
+    """What the tokens of one ubatch are. Per-token tuples have the length n_tokens.
+
+    ``positions`` and ``seq_ids`` as given to llama.cpp; in a candidate tree ``depth`` counts from the root (0),
+    ``parent`` is the index of the parent token in this batch (-1 for roots) and ``path_probability`` the product of
+    draft probabilities from the root. ``group`` numbers the verify round, ``ubatch`` the part of a split batch,
+    ``is_output`` marks tokens whose logits are asked for.
+    """
+
+    phase: Phase
+    positions: tuple[int, ...]
+    seq_ids: tuple[int, ...] = ()
+    depth: tuple[int, ...] = ()
+    parent: tuple[int, ...] = ()
+    path_probability: tuple[float, ...] = ()
+    group: int = 0
+    ubatch: int = 0
+    is_output: tuple[bool, ...] = ()
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LossOffer:
+    """What a lossy knob could give up at one routing, and what that would cost.
+
+    ``saved_bytes``: reads avoided. ``lost_mass``: router probability mass that would be lost, in units of one token's
+    whole mass. ``take`` applies exactly this offer. A loss budget accepts offers by saved bytes per lost mass.
+    """
+
+    plugin: str
+    layer: int
+    bank: int
+    token: int
+    saved_bytes: int
+    lost_mass: float
+    take: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Routing:
+    """One mutable routing, per (layer, bank, ubatch): what routing policies change, in place.
+
+    ``ids`` int32 [n_tokens, n_used] and ``weights`` float32 of the same shape are copies that are written back after
+    the last policy; slots stay in router-rank order and a token is never left without an expert. ``resident`` tells,
+    for each slot, whether its entry is in memory now.
+    """
+
+    layer: int
+    bank: int
+    n_expert: int
+    entry_bytes: int
+    batch: BatchContext
+    ids: NDArray[np.int32]
+    resident: NDArray[np.bool_]
+    weights: NDArray[np.float32] | None = None
+    probs: NDArray[np.float32] | None = None
+    logits: NDArray[np.float32] | None = None
+    activation: NDArray[np.float32] | None = None
+    offers: list[LossOffer] = field(default_factory=list)
+
+
+class RoutingPolicy(Protocol):
+    """A knob on the routing. With a ``[loss]`` budget it appends to ``routing.offers`` instead of acting."""
+
+    wants: frozenset[str]
+
+    def apply(self, routing: Routing, /) -> None:
+        """Change ``routing`` in place, or offer to."""
+
+
+class Prefetcher(Protocol):
+    """Suggests entries that will be needed; advisory, so that it can never change the output."""
+
+    wants: frozenset[str]
+
+    def observe(self, event: RoutingEvent, /) -> None:
+        """See one routing."""
+
+    def suggest(self, layer: int, /) -> Sequence[ExpertKey]:
+        """Entries worth reading after the demand reads of ``layer`` were issued, best first."""
+
+
+# ---- dense weights
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTensor:
+    """A bound tensor that is no routed expert: where it is in memory and in the files."""
+
+    name: str
+    address: int
+    nbytes: int
+    shard: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a dense placement did: bytes it owns, bytes resident (None = unmeasured), and tensors that moved.
+
+    ``moved`` maps a tensor's name to its new address; that memory lives until the placement is closed.
+    """
+
+    placed_bytes: int
+    resident_bytes: int | None
+    moved: Mapping[str, int] = field(default_factory=dict)
+
+
+class DensePlacement(Protocol):
+    """Decides where the weights outside the routed experts live."""
+
+    def place(self, tensors: Sequence[DenseTensor], /) -> Placement:
+        """Place all tensors; called once per open, before the first decode."""
+
+    def close(self) -> None:
+        """Release what ``place`` allocated; called after the model is gone."""
+
+
+# ---- drafting
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafted tokens: a chain, or a tree if ``parent`` is given (index into ``tokens``, -1 = the last real token).
+
+    ``probability``: the draft's own probability of each token given its parent, None where it has none.
+    """
+
+    tokens: tuple[int, ...]
+    parent: tuple[int, ...] = ()
+    probability: tuple[float, ...] | None = None
+
+
+class Drafter(Protocol):
+    """Proposes the tokens that may come next."""
+
+    def draft(self, context: Sequence[int], limit: int, /) -> Proposal:
+        """Up to ``limit`` tokens that continue ``context`` (all tokens so far)."""
+
+    def accepted(self, count: int, /) -> None:
+        """``count`` tokens of the last proposal were accepted."""
+
+
+class Importance(Protocol):
+    """Scores prompt tokens for routing knobs; its own provider kind."""
+
+    def score(self, prompt: Sequence[int], spans: Sequence[tuple[int, int]], /) -> Sequence[float]:
+        """One score per token of ``prompt``; ``spans`` are half-open ranges that belong together."""
+
+
+# ---- telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """One generated token and the decode that it was sampled from. None = unmeasured.
+
+    Times in seconds: ``decode_s`` the whole llama_decode call; inside it ``read_wait_s`` waiting for reads and
+    ``manage_s`` staging and eviction; ``between_s`` from the end of the previous decode to the start of this one.
+    Counts are of this decode alone; for the first token that decode is the prompt's.
+    """
+
+    index: int
+    token_id: int
+    text: str
+    decode_s: float | None = None
+    read_wait_s: float | None = None
+    manage_s: float | None = None
+    between_s: float | None = None
+    lookups: int | None = None
+    hits: int | None = None
+    demand_bytes: int | None = None
+    speculative_bytes: int | None = None
+    wasted_bytes: int | None = None
+    evictions: int | None = None
+    rereads: int | None = None
+    majflt: int | None = None
+    minflt: int | None = None
+    rss_bytes: int | None = None
+    swap_bytes: int | None = None
+    psi_some_us: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+
+    @property
+    def compute_s(self) -> float | None:
+        """The residual: ``decode_s`` less what was measured inside it."""
+        if self.decode_s is None or self.read_wait_s is None or self.manage_s is None:
+            return None
+        return max(0.0, self.decode_s - self.read_wait_s - self.manage_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What ran: versions, machine and the full resolved profile, with the marks that limit what may be concluded."""
+
+    run_id: str
+    model: str
+    arch: str
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+    profile: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+    traced: bool = False
+    sampled: bool = False
+    lossy: bool = False
+    speculative: bool = False
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The end of a run. Rates, hits and bytes per token are of decode; the prompt's are named ``prefill``.
+
+    ``tok_s`` is decoded tokens over ``decode_s``, the sum of their decode calls. ``stop`` is why it ended: ``length``,
+    ``eog``, ``cancelled`` or ``error``. ``slot_bytes`` is reserved for shared slots when the cache is off.
+    """
+
+    tokens: int
+    prompt_tokens: int
+    tok_s: float | None
+    open_s: float | None
+    prefill_s: float
+    decode_s: float
+    hit_rate: float | None
+    lookups: int
+    hits: int
+    evictions: int
+    rereads: int
+    bytes_read: int
+    prefill_bytes: int
+    bytes_per_token: float | None
+    io_wait_s: float | None
+    manage_s: float | None
+    cpu_s: float | None
+    open_read_bytes: int | None
+    open_peak_rss_bytes: int | None
+    peak_rss_bytes: int | None
+    dense_bytes: int
+    slot_bytes: int
+    cache_budget_bytes: int
+    cache_held_bytes: int
+    direct_io: bool | None
+    seam: str
+    lossy: bool
+    stop: str
+    logits_sha256: str | None = None
+
+
+class Sink(Protocol):
+    """Receives records; bound in advance, never on the path of a decode."""
+
+    def open(self, run: RunRecord, /) -> None:
+        """A run starts."""
+
+    def token(self, record: TokenRecord, /) -> None:
+        """A token was generated."""
+
+    def close(self, summary: RunSummary | None, /) -> None:
+        """The run ended; ``None`` if it failed before there was anything to sum up."""

@@ -1,0 +1,1 @@
+"""Architecture rows: which tensors hold routed experts."""

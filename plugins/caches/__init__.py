@@ -1,0 +1,1 @@
+"""Cache policies: which expert to give up."""

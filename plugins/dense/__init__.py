@@ -1,0 +1,1 @@
+"""Dense placements: where the other weights live."""

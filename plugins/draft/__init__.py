@@ -1,0 +1,1 @@
+"""Drafters: which tokens may come next."""

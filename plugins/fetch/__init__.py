@@ -1,0 +1,1 @@
+"""Fetchers: how expert bytes get from files to memory."""

@@ -1,0 +1,1 @@
+"""Prefetchers: which experts will be needed."""

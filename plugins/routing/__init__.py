@@ -1,0 +1,1 @@
+"""Routing policies: knobs on which experts compute."""

@@ -1,0 +1,1 @@
+"""Sinks: where telemetry records go."""

@@ -1,0 +1,120 @@
+"""From a Plan to the objects that run: every provider built once, and from then on only plain method calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from bmoe.contracts import CachePolicy, DensePlacement, ExpertKey, Facts, Fetcher, ReadBatch, Sink, Ticket
+from bmoe.errors import ModelError, NativeError, PluginError
+from bmoe.plan import Choice, Plan
+from bmoe.problems import cause, toml_value
+
+_MEMBERS = {
+    "cache": ("below_cycle", "touch", "admit", "victim", "forget"),
+    "fetch": ("direct", "note", "submit", "wait", "close"),
+    "dense": ("place", "close"),
+    "sink": ("open", "token", "close"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HotPath:
+    """What the engine calls while it runs.
+
+    ``policy`` is a :class:`NoCache` when nothing is cached, ``fetcher`` a :class:`NoReads` when nothing is streamed:
+    the profile's own are not built then.
+    """
+
+    policy: CachePolicy
+    fetcher: Fetcher
+    dense: DensePlacement
+    sinks: tuple[Sink, ...]
+
+    def close(self) -> None:
+        """Close fetcher and dense placement; call it after the model is gone. Sinks are closed with their run."""
+        try:
+            self.fetcher.close()
+        finally:
+            self.dense.close()
+
+
+class NoCache:
+    """The policy of a cache that is off: it never holds an entry."""
+
+    below_cycle = False
+
+    def touch(self, keys: Sequence[ExpertKey], /) -> None:
+        """Nothing is ranked."""
+
+    def admit(self, key: ExpertKey, cold: bool, /) -> None:
+        """Nothing is kept."""
+
+    def victim(self, pinned: Collection[ExpertKey], /) -> ExpertKey | None:
+        """Nothing could be given up."""
+
+    def forget(self, key: ExpertKey, /) -> None:
+        """Nothing was known."""
+
+
+class NoReads:
+    """The fetcher of a model that is not streamed: asking it to read is a bug."""
+
+    direct = False
+    note = "nothing is streamed"
+
+    def submit(self, reads: ReadBatch, /) -> Ticket:
+        """Raise: there is nothing to read from."""
+        raise NativeError(f"a read of {len(reads)} slices was asked for, but stream.enabled is false")
+
+    def wait(self, ticket: Ticket, upto: int, /) -> int:
+        """Wait for nothing."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def bind(plan: Plan) -> HotPath:
+    """Build every chosen plugin.
+
+    Raises :class:`~bmoe.errors.PluginError` naming provider and TOML path if a build fails or returns an object that
+    lacks a method; what was built before is closed then. A ModelError or NativeError of a build passes as it is: the
+    file or the system failed, not the plugin.
+    """
+    facts = plan.facts_for_build()
+    with ExitStack() as built:
+        fetcher: Fetcher = NoReads()
+        policy: CachePolicy = NoCache()
+        if plan.streaming:
+            fetcher = _build(plan, plan.fetch, facts)
+            built.callback(_close, fetcher)
+            if plan.budget.bytes > 0:
+                policy = _build(plan, plan.cache, facts)
+        dense = _build(plan, plan.dense, facts)
+        built.callback(_close, dense)
+        sinks = tuple(_build(plan, choice, facts) for choice in plan.sinks)
+        built.pop_all()
+    return HotPath(policy, fetcher, dense, sinks)
+
+
+def _close(item: Any) -> None:
+    # The first failure is the one to report.
+    with suppress(Exception):
+        item.close()
+
+
+def _build(plan: Plan, choice: Choice, facts: Facts) -> Any:
+    said = f"{plan.profile.where(choice.path)} = {toml_value(choice.name)}"
+    try:
+        item = choice.provider.build(choice.options, facts)
+    except (ModelError, NativeError):
+        raise
+    except Exception as exc:
+        raise PluginError(f"{said} cannot be built; correct its options or the plugin ({cause(exc)})") from exc
+    missing = [name for name in _MEMBERS[choice.kind] if not hasattr(item, name)]
+    if missing:
+        raise PluginError(f"{said} builds {type(item).__name__}, which lacks {', '.join(missing)}; correct the plugin")
+    return item

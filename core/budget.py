@@ -1,0 +1,135 @@
+"""How many bytes of experts the cache may hold: in pages, between the machine's limits and one token's cycle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from bmoe.contracts import BankFacts, CacheFacts, ModelFacts
+from bmoe.machine import Machine
+from bmoe.problems import toml_value
+from bmoe.profile import CacheSection
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBudget:
+    """The bytes that the cache may hold, and what they mean.
+
+    ``requested`` is what the profile said, MiB or "auto". ``capacity`` and ``cycle`` count entries: how many whole
+    ones ``bytes`` hold at least, and how many one token touches. ``cycle_bytes`` are the pages of one cycle.
+    """
+
+    bytes: int
+    requested: float | Literal["auto"]
+    capacity: int
+    cycle: int
+    cycle_bytes: int
+
+    def facts(self, seed: int = 0) -> CacheFacts:
+        """What a cache policy is told of it."""
+        return CacheFacts(self.bytes, self.capacity, self.cycle, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetOutcome:
+    """A budget with what must be said about it: ``problem`` refuses the plan, ``notice`` does not; "" if neither."""
+
+    budget: CacheBudget
+    problem: str = ""
+    notice: str = ""
+
+
+def held_bytes(bank: BankFacts, page_bytes: int) -> int:
+    """The most bytes of memory that one entry of ``bank`` holds: a slice may begin and end inside a page."""
+    return sum((math.ceil(p.stride / page_bytes) + 1) * page_bytes for p in bank.projections)
+
+
+def size_budget(bytes_: int, requested: float | Literal["auto"], facts: ModelFacts, page_bytes: int) -> CacheBudget:
+    """The budget of ``bytes_``, at most what all experts hold."""
+    held = [held_bytes(bank, page_bytes) for bank in facts.banks]
+    used = [min(bank.n_used, bank.n_expert) for bank in facts.banks]
+    entries = sum(bank.n_expert for bank in facts.banks)
+    everything = sum(bank.n_expert * size for bank, size in zip(facts.banks, held, strict=True))
+    bounded = max(0, min(bytes_, everything))
+    return CacheBudget(
+        bytes=bounded,
+        requested=requested,
+        capacity=min(entries, bounded // max(held)) if held else 0,
+        cycle=sum(used),
+        cycle_bytes=sum(n * size for n, size in zip(used, held, strict=True)),
+    )
+
+
+def decide_budget(
+    cache: CacheSection,
+    policy: str,
+    facts: ModelFacts,
+    machine: Machine,
+    below_cycle: Callable[[CacheBudget], bool],
+) -> BudgetOutcome:
+    """The budget for ``policy``, the chosen cache policy ("" if it is not known).
+
+    ``below_cycle(budget)`` tells whether the policy has hits below one token's cycle; asked only where it matters.
+    """
+
+    def sized(amount: float) -> CacheBudget:
+        return size_budget(int(amount), cache.budget_mb, facts, machine.page_bytes)
+
+    off = sized(0)
+    if not facts.banks:
+        return BudgetOutcome(off)
+    if policy == "none":
+        if cache.budget_mb in ("auto", 0):
+            return BudgetOutcome(off)
+        said = f"cache.budget_mb = {toml_value(cache.budget_mb)}"
+        return BudgetOutcome(off, problem=f'{said} has no use with cache.policy = "none"; set 0 or choose a policy')
+    if cache.budget_mb == "auto":
+        return _automatic(cache, machine, sized, below_cycle)
+    budget = sized(round(cache.budget_mb * MIB))
+    if budget.bytes == 0:
+        unused = f'cache.policy = "{policy}" is not used: cache.budget_mb is 0'
+        return BudgetOutcome(off, notice=unused if cache.policy != "auto" else "")
+    smallest = min(bank.entry_bytes for bank in facts.banks)
+    if budget.bytes < smallest or (budget.bytes < budget.cycle_bytes and not below_cycle(budget)):
+        return BudgetOutcome(off, problem=_too_small(cache, policy, budget))
+    if machine.available_bytes is not None and budget.bytes > machine.available_bytes:
+        free = machine.available_bytes // MIB
+        return BudgetOutcome(budget, notice=f"cache.budget_mb is {budget.bytes // MIB} MiB, but only {free} are free")
+    return BudgetOutcome(budget)
+
+
+def _too_small(cache: CacheSection, policy: str, budget: CacheBudget) -> str:
+    said = f"cache.budget_mb = {toml_value(cache.budget_mb)}"
+    need = math.ceil(budget.cycle_bytes / MIB)
+    return (
+        f"{said} is below what one token uses ({budget.cycle} experts), so that {policy or 'the policy'} would never "
+        f"hit; give at least {need}, or 0 to turn the cache off"
+    )
+
+
+def _automatic(
+    cache: CacheSection,
+    machine: Machine,
+    sized: Callable[[float], CacheBudget],
+    below_cycle: Callable[[CacheBudget], bool],
+) -> BudgetOutcome:
+    off = sized(0)
+    if machine.available_bytes is None:
+        why = "free memory is unknown on this system; give cache.budget_mb"
+        return BudgetOutcome(off, notice=f'cache.budget_mb = "auto" became 0: {why}')
+    free = machine.available_bytes - cache.floor_mb * MIB
+    budget = sized(min(free, cache.ceil_mb * MIB) if cache.ceil_mb else free)
+    if budget.bytes and (budget.bytes >= budget.cycle_bytes or below_cycle(budget)):
+        return BudgetOutcome(budget)
+    if cache.ceil_mb and cache.ceil_mb * MIB < free:
+        limit = f"cache.ceil_mb = {cache.ceil_mb:g}"
+    else:
+        limit = f"{machine.available_bytes // MIB} MiB free, cache.floor_mb = {cache.floor_mb:g}"
+    need = math.ceil(budget.cycle_bytes / MIB)
+    return BudgetOutcome(
+        off, notice=f'cache.budget_mb = "auto" became 0: {budget.bytes // MIB} MiB ({limit}), one token uses {need}'
+    )

@@ -1,0 +1,106 @@
+"""What this machine grants: processors, page size, and the memory that is free for us, control groups included."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """``cpus`` usable by this process, ``page_bytes``, ``available_bytes`` (None = unknown here), and names.
+
+    ``max_map_count`` is the kernel's limit of mappings per process, None where there is none.
+    """
+
+    cpus: int
+    page_bytes: int
+    available_bytes: int | None
+    system: str
+    release: str
+    arch: str
+    max_map_count: int | None
+
+
+def read_machine(root: Path = Path("/")) -> Machine:
+    """Look at this machine now. ``root`` is where /proc and /sys are found."""
+    groups = list(_groups(root))
+    return Machine(
+        cpus=_cpus(groups),
+        page_bytes=mmap.PAGESIZE,
+        available_bytes=_available(root, groups),
+        system=platform.system(),
+        release=platform.release(),
+        arch=platform.machine(),
+        max_map_count=_number(root / "proc/sys/vm/max_map_count"),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _field(path: Path, key: str) -> int | None:
+    for line in _text(path).splitlines():
+        words = line.replace(":", " ").split()
+        if len(words) >= 2 and words[0] == key and words[1].isdecimal():
+            return int(words[1])
+    return None
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of this process's control groups, innermost first; a limit may be set on any of them."""
+    mount = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, inside = ([*line.split(":", 2), "", ""])[:3]
+        if controllers and not {"memory", "cpu"} & set(controllers.split(",")):
+            continue
+        top = mount / controllers if controllers else mount
+        parts = [part for part in inside.split("/") if part and part != ".."]
+        for length in range(len(parts), -1, -1):
+            folder = top.joinpath(*parts[:length])
+            # In a container the path may be the host's, which is not visible here: its root is this group then.
+            if folder.is_dir():
+                yield folder
+
+
+def _cpus(groups: list[Path]) -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+    for group in groups:
+        quota, period = ([*_text(group / "cpu.max").split(), "", ""])[:2]
+        if not quota:
+            quota, period = (_text(group / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period"))
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+            cpus = min(cpus, max(1, math.ceil(int(quota) / int(period))))
+    return cpus
+
+
+def _available(root: Path, groups: list[Path]) -> int | None:
+    kib = _field(root / "proc/meminfo", "MemAvailable")
+    if kib is None:
+        return None
+    available = kib * 1024
+    for group in groups:
+        for limit_name, used_name, reclaimable in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, used = _number(group / limit_name), _number(group / used_name)
+            if limit is not None and used is not None:
+                free = limit - used + (_field(group / "memory.stat", reclaimable) or 0)
+                available = min(available, max(0, free))
+    return available

@@ -1,0 +1,5 @@
+"""A plugin that forgot the marker."""
+
+
+def bmoe_caches() -> list:
+    return []

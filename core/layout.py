@@ -1,0 +1,214 @@
+"""A gguf's headers → :class:`ModelFacts`: which tensors are experts, and where each expert's bytes lie.
+
+An architecture row names the expert tensors; everything that is a number comes from the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from bmoe.contracts import ArchRow, BankFacts, ModelFacts, ProjectionFacts, ShardFacts, TensorFacts
+from bmoe.errors import ModelError
+from bmoe.header import Header, TensorEntry, Value, read_header
+
+_SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_EXPERT_NAME = re.compile(r"blk\.\d+\.\w+_(?:ch)?exps\.weight")
+_MAX_SHARDS = 1024
+
+_Located = tuple[int, TensorEntry]
+
+
+def read_model(path: str | os.PathLike[str], rows: Mapping[str, ArchRow]) -> ModelFacts:
+    """Read the facts of the model at ``path`` (its first shard) from gguf headers alone; nothing stays open or mapped.
+
+    ``rows`` maps the gguf's ``general.architecture`` to an architecture row. Layers count from 0 and include those of
+    a next-token-prediction head (the last ``n_nextn``). Raises :class:`ModelError`, one line that names the file,
+    what is wrong and the remedy.
+    """
+    text = os.fspath(path)
+    headers = _read_shards(text)
+    return _Layout(text, headers, rows).facts()
+
+
+def _read_shards(path: str) -> list[Header]:
+    first = read_header(path)
+    count, number = first.values.get("split.count", 1), first.values.get("split.no", 0)
+    if not isinstance(count, int) or not isinstance(number, int) or not 0 <= count <= _MAX_SHARDS:
+        raise ModelError(f"{path}: damaged gguf header: shard {number!r} of {count!r}; download the file again")
+    if count <= 1:
+        return [first]
+    match = _SHARD_NAME.fullmatch(path)
+    if match is None or int(match["count"]) != count:
+        name = f"NAME-{number + 1:05d}-of-{count:05d}.gguf"
+        raise ModelError(f"{path}: is shard {number + 1} of {count} but is not named {name}; give it its own name back")
+    names = [f"{match['prefix']}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
+    if number != 0 or int(match["number"]) != 1:
+        raise ModelError(f"{path}: is shard {number + 1} of {count}; name the first shard, {names[0]}")
+    missing = [os.path.basename(name) for name in names[1:] if not os.path.exists(name)]
+    if missing:
+        raise ModelError(f"{path}: {len(missing)} of {count} shards missing ({', '.join(missing[:3])}); download them")
+    headers = [first]
+    for index, name in enumerate(names[1:], start=1):
+        header = read_header(name)
+        if header.values.get("split.no") != index or header.values.get("split.count") != count:
+            raise ModelError(f"{name}: does not say that it is shard {index + 1} of {count}; download it again")
+        headers.append(header)
+    total = first.values.get("split.tensors.count")
+    if total is not None and total != sum(len(h.tensors) for h in headers):
+        raise ModelError(f"{path}: the shards do not hold the {total} tensors of the model; download them again")
+    return headers
+
+
+class _Layout:
+    """One model's headers, seen through the row of its architecture."""
+
+    def __init__(self, path: str, headers: Sequence[Header], rows: Mapping[str, ArchRow]) -> None:
+        self._path, self._headers, self._rows = path, headers, rows
+        self._values, self._lengths = headers[0].values, headers[0].lengths
+        self._tensors: dict[str, _Located] = {}
+        for shard, header in enumerate(headers):
+            for tensor in header.tensors:
+                if tensor.name in self._tensors:
+                    self._fail(f"tensor {tensor.name!r} is in two shards", "download the model again")
+                self._tensors[tensor.name] = (shard, tensor)
+        self._arch = self._text("general.architecture")
+
+    def facts(self) -> ModelFacts:
+        row = self._row()
+        n_layer = self._positive("block_count")
+        n_nextn = self._number("nextn_predict_layers", 0)
+        n_expert = self._positive("expert_count")
+        banks = self._banks(row, n_layer, n_layer - n_nextn, n_expert)
+        expert_names = {p.tensor for bank in banks for p in bank.projections}
+        template = self._values.get("tokenizer.chat_template")
+        name = self._values.get("general.name")
+        return ModelFacts(
+            path=self._path,
+            name=name if isinstance(name, str) and name else os.path.basename(self._path),
+            arch=self._arch,
+            shards=tuple(ShardFacts(h.path, h.nbytes) for h in self._headers),
+            n_layer=n_layer,
+            n_expert=n_expert,
+            n_used=max(bank.n_used for bank in banks),
+            n_embd=self._positive("embedding_length"),
+            n_vocab=self._n_vocab(),
+            n_ctx_train=self._positive("context_length"),
+            n_nextn=n_nextn,
+            banks=banks,
+            dense=tuple(
+                TensorFacts(t.name, shard, t.offset, t.nbytes, t.shape, t.type_name)
+                for shard, t in self._tensors.values()
+                if t.name not in expert_names
+            ),
+            chat_template=template if isinstance(template, str) else None,
+        )
+
+    # ---- metadata
+
+    def _fail(self, what: str, remedy: str) -> NoReturn:
+        raise ModelError(f"{self._path}: {what}; {remedy}")
+
+    def _text(self, key: str) -> str:
+        value = self._values.get(key)
+        if not isinstance(value, str) or not value.isprintable() or not value:
+            self._fail(f"metadata key {key} is missing or no plain text", "convert the model again")
+        return value
+
+    def _value(self, key: str) -> tuple[str, Value | None]:
+        full = f"{self._arch}.{key}"
+        return full, self._values.get(full)
+
+    def _number(self, key: str, default: int | None = None) -> int:
+        full, value = self._value(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+            self._fail(f"metadata key {full} is {value!r}, not a count", "convert the model again")
+        return value
+
+    def _positive(self, key: str) -> int:
+        number = self._number(key)
+        if number == 0:
+            self._fail(f"metadata key {self._arch}.{key} is 0", "convert the model again")
+        return number
+
+    def _n_used(self, layer: int) -> int:
+        full, value = self._value("expert_used_count")
+        if isinstance(value, tuple):
+            value = value[layer] if layer < len(value) else None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            self._fail(f"metadata key {full} gives {value!r} for layer {layer}", "convert the model again")
+        return value
+
+    def _n_vocab(self) -> int:
+        if tokens := self._lengths.get("tokenizer.ggml.tokens"):
+            return tokens
+        return self._positive("vocab_size")
+
+    # ---- tensors
+
+    def _row(self) -> ArchRow:
+        has_experts = any(_EXPERT_NAME.fullmatch(name) for name in self._tensors)
+        row = self._rows.get(self._arch)
+        if row is None or not (has_experts or self._has_experts_of(row)):
+            self._refuse(has_experts)
+        return row
+
+    def _refuse(self, has_experts: bool) -> NoReturn:
+        if not has_experts:
+            self._fail(
+                f"a {self._arch} model without routed experts (a dense model): there is nothing to stream",
+                "llama.cpp runs it directly",
+            )
+        known = ", ".join(sorted(self._rows)) or "none"
+        near = difflib.get_close_matches(self._arch, self._rows, n=1)
+        hint = f", close to {near[0]!r}" if near else ""
+        self._fail(
+            f"architecture {self._arch!r} has experts but no row is known for it{hint} (known: {known})",
+            "add one: a TOML file with its row, named in the profile's plugins.archs",
+        )
+
+    def _has_experts_of(self, row: ArchRow) -> bool:
+        ends = tuple(f".{suffix}.weight" for bank in row.experts for suffix in bank)
+        return any(name.endswith(ends) for name in self._tensors)
+
+    def _banks(self, row: ArchRow, n_layer: int, n_trunk: int, n_expert: int) -> tuple[BankFacts, ...]:
+        if n_layer > len(self._tensors):
+            self._fail(f"{n_layer} layers in metadata, but {len(self._tensors)} tensors", "convert the model again")
+        banks: list[BankFacts] = []
+        for layer in range(n_layer):
+            for bank, suffixes in enumerate(row.experts):
+                names = [f"blk.{layer}.{suffix}.weight" for suffix in suffixes]
+                missing = [name for name in names if name not in self._tensors]
+                if not missing:
+                    banks.append(self._bank(layer, bank, names, suffixes, n_expert))
+                elif len(missing) < len(names) or (layer < n_trunk and not row.dense_lead):
+                    self._fail(
+                        f"expert tensor {missing[0]} of architecture {self._arch!r} is missing",
+                        "convert the model again, or correct the row if this model names its experts differently",
+                    )
+        if not banks:
+            self._fail(f"no layer has the expert tensors of architecture {self._arch!r}", "correct the row")
+        return tuple(banks)
+
+    def _bank(self, layer: int, bank: int, names: Sequence[str], suffixes: Sequence[str], n_expert: int) -> BankFacts:
+        count: int | None = n_expert if bank == 0 else None  # a second bank may divide the experts into groups
+        projections: list[ProjectionFacts] = []
+        for name, suffix in zip(names, suffixes, strict=True):
+            shard, tensor = self._tensors[name]
+            if len(tensor.shape) != 3:
+                self._fail(f"expert tensor {name} has the shape {list(tensor.shape)}, not 3 axes", "convert it again")
+            if count is None:
+                count = tensor.shape[2]
+            if tensor.shape[2] != count:
+                self._fail(f"expert tensor {name} holds {tensor.shape[2]} experts, not {count}", "convert it again")
+            stride = tensor.nbytes // count
+            projections.append(ProjectionFacts(name, suffix, shard, tensor.offset, stride, tensor.type_name))
+        n_used = self._n_used(layer)
+        if count is None or n_used > count:
+            self._fail(f"layer {layer} uses {n_used} of {count} experts", "convert the model again")
+        return BankFacts(layer, bank, count, n_used, tuple(projections))

@@ -1,0 +1,8 @@
+"""Models with the shape of a named one and random weights, for tests, demos and benchmarks."""
+
+from __future__ import annotations
+
+from bmoe.synth.shapes import SHAPES
+from bmoe.synth.write import QUANTS, write_model
+
+__all__ = ["QUANTS", "SHAPES", "write_model"]

@@ -1,0 +1,208 @@
+"""Writes a synthetic model: the header first, then each tensor in chunks, so that no more than a chunk is in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import shutil
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from bmoe.errors import ModelError
+from bmoe.synth.blocks import BLOCK, Bytes, random_rows, row_bytes
+from bmoe.synth.shapes import SHAPES, Shape, TensorPlan, metadata, tensors
+from bmoe.synth.vocabulary import BOS, CHAT_TEMPLATE, EOS, MERGES, N_PLAIN, PAD, make_vocabulary
+
+QUANTS = tuple(BLOCK)
+_CHUNK_BYTES = 512 << 10  # stays in the CPU cache between making and writing it
+_ALIGNMENT = 32
+_MAX_LAYERS = 1024
+
+
+def write_model(
+    out: str | os.PathLike[str],
+    like: str,
+    layers: int | None = None,
+    quant: str | None = None,
+    seed: int = 0,
+    sparse: bool = False,
+    locality: float = 0.0,
+    overwrite: bool = False,
+) -> Path:
+    """Write a gguf with the shape of ``like`` (a name in :data:`SHAPES`) and random weights; return its path.
+
+    ``layers`` and ``quant`` (of the routed experts, one of :data:`QUANTS`) default to the shape's. ``sparse`` leaves
+    the experts as holes that read as zeros. ``locality`` 0..1 makes tokens route alike: two token embeddings have the
+    cosine of ``locality * common + (1 - locality) * own``, reached by sharing that part of their elements. The same
+    arguments give the same bytes. The file is written as ``OUT.part`` and renamed when it is whole.
+    Raises :class:`ModelError` for an argument that cannot be, an existing file, or too little space.
+    """
+    path = Path(out)
+    shape = _shape(like, layers, seed, locality)
+    quant = _quant(quant, shape)
+    plans = list(tensors(shape, quant))
+    _check_target(path, plans, sparse, overwrite)
+    part = path.with_name(path.name + ".part")
+    try:
+        _write_header(part, shape, plans)
+        with open(part, "r+b") as file:
+            file.seek(0, os.SEEK_END)
+            for plan in plans:
+                file.seek(_padded(file.tell()))
+                if plan.role == "expert" and sparse:
+                    file.seek(_nbytes(plan), os.SEEK_CUR)
+                else:
+                    _write_tensor(file, plan, seed, locality)
+            file.truncate(_padded(file.tell()))
+        os.replace(part, path)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+# ---- arguments
+
+
+def _shape(like: str, layers: int | None, seed: int, locality: float) -> Shape:
+    if like not in SHAPES:
+        near = difflib.get_close_matches(like, SHAPES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ";"
+        raise ModelError(f"like = {like!r} is no known shape{hint} ({', '.join(sorted(SHAPES))})")
+    if layers is not None and not 1 <= layers <= _MAX_LAYERS:
+        raise ModelError(f"layers = {layers} is out of range; give 1 to {_MAX_LAYERS}")
+    if seed < 0:
+        raise ModelError(f"seed = {seed} is negative; give 0 or more")
+    if not 0.0 <= locality <= 1.0:
+        raise ModelError(f"locality = {locality} is out of range; give 0 to 1")
+    shape = SHAPES[like]
+    return shape if layers is None else dataclasses.replace(shape, n_layer=layers)
+
+
+def _quant(quant: str | None, shape: Shape) -> str:
+    name = (quant or shape.quant).upper()
+    if name not in BLOCK:
+        near = difflib.get_close_matches(name, BLOCK, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ";"
+        raise ModelError(f"quant = {quant!r} cannot be synthesised{hint} ({', '.join(BLOCK)})")
+    block = BLOCK[name][0]
+    for width in (shape.n_embd, shape.n_ff_exp):
+        if width % block:
+            fitting = ", ".join(q for q, (b, _) in BLOCK.items() if not shape.n_embd % b and not shape.n_ff_exp % b)
+            raise ModelError(
+                f"quant = {name!r} has blocks of {block} weights and {shape.name} rows of {width}; choose of {fitting}"
+            )
+    return name
+
+
+def _check_target(path: Path, plans: Sequence[TensorPlan], sparse: bool, overwrite: bool) -> None:
+    if not path.parent.is_dir():
+        raise ModelError(f"{path}: the folder {path.parent} does not exist; make it first")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise ModelError(f"{path}: exists already; remove it or choose another name")
+    needed = sum(_nbytes(plan) for plan in plans if not (sparse and plan.role == "expert")) + (16 << 20)
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise ModelError(
+            f"{path}: {needed >> 20} MiB are needed and {free >> 20} MiB free; "
+            "free some space, write fewer layers or leave the experts sparse"
+        )
+
+
+# ---- header
+
+
+def _write_header(path: Path, shape: Shape, plans: Sequence[TensorPlan]) -> None:
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    writer = GGUFWriter(path, shape.arch)
+    writer.add_name(f"synthetic {shape.name} ({shape.n_layer} layers)")
+    writer.add_quantization_version(2)
+    for key, value in metadata(shape).items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        else:
+            writer.add_float32(key, value)
+    vocabulary = make_vocabulary(shape.n_vocab)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(shape.tokenizer)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.types)
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(EOS)
+    writer.add_pad_token_id(PAD)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+    for plan in plans:
+        kind = GGMLQuantizationType[plan.quant]
+        writer.add_tensor_info(plan.name, plan.shape[::-1], np.dtype(np.float32), _nbytes(plan), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+
+
+def _padded(offset: int) -> int:
+    return (offset + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+
+
+def _nbytes(plan: TensorPlan) -> int:
+    return row_bytes(plan.quant, plan.shape[0]) * math.prod(plan.shape[1:])
+
+
+# ---- tensor data
+
+
+def _write_tensor(file: BinaryIO, plan: TensorPlan, seed: int, locality: float) -> None:
+    rng = np.random.default_rng([seed, zlib.crc32(plan.name.encode())])
+    width, n_rows = plan.shape[0], math.prod(plan.shape[1:])
+    if plan.role == "norm":
+        file.write(np.ones(width, dtype="<f4").tobytes())
+        return
+    deviation = _deviation(plan)
+    row = row_bytes(plan.quant, width)
+    common, shared = _common_part(plan, deviation, locality, rng)
+    step = max(1, _CHUNK_BYTES // row)
+    for first in range(0, n_rows, step):
+        rows = random_rows(plan.quant, width, min(step, n_rows - first), deviation, rng)
+        if shared.any():
+            rows[:, shared] = common[shared]
+        if plan.role == "output" and first < N_PLAIN:
+            # bytes and specials are never the likeliest token: text is readable and does not end by chance
+            rows[: N_PLAIN - first] = 0
+        file.write(rows.data)
+
+
+def _deviation(plan: TensorPlan) -> float:
+    """Activations of unit variance stay near it; router and output are steeper, so that choices differ clearly."""
+    gain = {"router": 2.0, "output": 3.0}.get(plan.role, 1.0)
+    if plan.role == "embedding":
+        return 1.0
+    if plan.role == "bias":
+        return 0.1
+    return gain / math.sqrt(plan.shape[0])
+
+
+def _common_part(
+    plan: TensorPlan, deviation: float, locality: float, rng: np.random.Generator
+) -> tuple[Bytes, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """A row, and which of its bytes all rows of the embedding share: as many as give the cosine that is asked for."""
+    row = row_bytes(plan.quant, plan.shape[0])
+    shared = np.zeros(row, dtype=np.bool_)
+    if plan.role != "embedding" or not locality:
+        return np.zeros(row, dtype=np.uint8), shared
+    cosine = locality**2 / (locality**2 + (1 - locality) ** 2)
+    unit = 4 if plan.quant == "F32" else 1
+    chosen = rng.permutation(row // unit)[: round(cosine * (row // unit))]
+    shared.reshape(-1, unit)[chosen] = True
+    return random_rows(plan.quant, plan.shape[0], 1, deviation, rng)[0], shared

@@ -1,0 +1,190 @@
+"""Time per token when every expert comes from storage, against what the device and the processor allow.
+
+    python benchmarks/flash_bound.py [--quick] [--json] [--against SCRIPT]
+
+Three things are measured in turn, on the same file, with one thread: decoding with the cache off; the device, by
+reading slices of the same size at random places through the same fetcher in batches of one layer; and decoding with
+all experts resident, which is the compute. ``flash_ratio`` = time per token / (bytes / bandwidth); ``serial_ratio`` =
+time per token / (bytes / bandwidth + compute), the bound of an engine that reads and computes in turn.
+
+``--against SCRIPT`` alternates with another engine's script on the same file, cache off and at 80 % hits, and prints
+the ratio of tokens per second. The script is called as ``SCRIPT MODEL --cache MiB -n N --rand``, with SLOTS=1 or
+RECYCLE=1 set, and must print ``tok/s X`` and ``hit Y``; a ``seam3.c`` beside it is compiled first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from models import model_file
+from pairs import Ratio, interleave, quartiles
+from worker import Worker, random_tokens
+
+from bmoe import plugins
+from bmoe.contracts import CacheFacts, Facts, FetchFacts, ModelFacts, ReadBatch
+from bmoe.layout import read_model
+from bmoe.native import memory
+from bmoe.registry import load_registry
+
+
+def facts_of(model: str) -> ModelFacts:
+    """The model's layout."""
+    return read_model(model, plugins.load_all(load_registry()).archs)
+
+
+def bandwidth(facts: ModelFacts, fetcher: str, nbytes: int) -> float:
+    """Bytes per second of direct reads of expert slices at random places, a layer's worth in flight at a time."""
+    catalog = plugins.load_all(load_registry())
+    bank = facts.banks[0]
+    stride = memory.round_up(max(p.stride for p in bank.projections))
+    count = bank.n_used * len(bank.projections)
+    built = catalog.providers["fetch"][fetcher]
+    reader = built.build(built.options(), Facts(facts, CacheFacts(0, 0, 0), FetchFacts((facts.path,), 4, True, count)))
+    region = memory.reserve(stride * count, huge=True)
+    address = region.address + np.arange(count, dtype=np.int64) * stride
+    length, zeros = np.full(count, stride, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    draw = np.random.default_rng()
+    done, began = 0, time.perf_counter()
+    while done < nbytes:
+        places = draw.integers(0, (facts.file_bytes - stride) // memory.PAGE, count) * memory.PAGE
+        done += reader.wait(reader.submit(ReadBatch(address, length, length, places, zeros, zeros)), 0)
+    took = time.perf_counter() - began
+    reader.close()
+    region.close()
+    return done / took
+
+
+def flash_bound(model: str, pairs: int, tokens: int) -> dict[str, Any]:
+    """Alternate streaming, the device and the compute."""
+    facts = facts_of(model)
+    times, rates, computes, flash, serial = [], [], [], [], []
+    with Worker(model, "cache.budget_mb=0") as off, Worker(model, f"cache.budget_mb={1 << 20}") as resident:
+        n_vocab = off.opened["n_vocab"]
+        prompt, given = random_tokens(8, n_vocab), random_tokens(tokens, n_vocab)
+        resident.decode(prompt, given)
+        for _ in range(pairs):
+            rate = bandwidth(facts, "aio", 1 << 30)
+            cost = off.decode(prompt, given)
+            rate = (rate + bandwidth(facts, "aio", 1 << 30)) / 2
+            compute = resident.decode(prompt, given)["decode_s"] / tokens
+            token_s, ideal = cost["decode_s"] / tokens, cost["bytes"] / tokens / rate
+            times.append(token_s)
+            rates.append(rate)
+            computes.append(compute)
+            flash.append(token_s / ideal)
+            serial.append(token_s / (ideal + compute))
+        peak = cost["peak_rss_bytes"]
+    return {
+        "benchmark": "flash_bound",
+        "flash_ratio": quartiles(flash)[1],
+        "flash_ratio_quartiles": quartiles(flash),
+        "serial_ratio": quartiles(serial)[1],
+        "serial_ratio_quartiles": quartiles(serial),
+        "token_ms": [v * 1e3 for v in quartiles(times)],
+        "compute_ms": [v * 1e3 for v in quartiles(computes)],
+        "bandwidth_gb_s": [v / 1e9 for v in quartiles(rates)],
+        "mib_per_token": cost["bytes"] / tokens / 2**20,
+        "peak_rss_bytes": peak,
+        "pairs": pairs,
+        "threads": 1,
+        "model": model,
+    }
+
+
+def against(script: Path, model: str, pairs: int, tokens: int) -> dict[str, Any]:
+    """Alternate with another engine in both cells."""
+    with tempfile.TemporaryDirectory() as folder:
+        if (source := script.parent / "seam3.c").exists():
+            subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", f"{folder}/seam3.so"], check=True)
+        budget = budget_for(model, tokens, 0.80)
+        cells: dict[str, Any] = {}
+        for name, mib, environment in (("cache off", 0, "SLOTS"), (f"cache {budget} MiB", budget, "RECYCLE")):
+            hits: dict[str, float] = {}
+
+            def ours(mib: int = mib, hits: dict[str, float] = hits) -> float:
+                with Worker(model, f"cache.budget_mb={mib}") as worker:
+                    n_vocab = worker.opened["n_vocab"]
+                    cost = worker.decode(PROMPT, random_tokens(tokens, n_vocab))
+                hits["ours"] = cost["hit_rate"]
+                return float(cost["tok_s"])
+
+            def theirs(mib: int = mib, flag: str = environment, hits: dict[str, float] = hits) -> float:
+                command = [sys.executable, str(script), model, "--cache", str(mib), "-n", str(tokens), "--rand"]
+                done = subprocess.run(
+                    command, cwd=folder, env={**os.environ, flag: "1"}, capture_output=True, text=True, check=True
+                )
+                hits["theirs"] = _figure("hit", done.stdout)
+                return _figure("tok/s", done.stdout)
+
+            ratio: Ratio = interleave(ours, theirs, pairs)
+            cells[name] = {**ratio.as_dict(), "hit_rate": hits}
+            print(f"{name}: tokens per second, ours / theirs: {ratio}; hits {hits}", file=sys.stderr, flush=True)
+    return {"benchmark": "against", "script": script.name, "model": model, "cells": cells}
+
+
+PROMPT = [785, 3974, 13876]
+"""Any short prompt: the comparison is of decode."""
+
+
+def budget_for(model: str, tokens: int, wanted: float) -> int:
+    """The budget in MiB at which the given tokens hit to ``wanted`` +- 0.02."""
+    low, high = 0, facts_of(model).expert_bytes >> 20
+    while True:
+        middle = (low + high) // 2
+        with Worker(model, f"cache.budget_mb={middle}") as worker:
+            rate = worker.decode(PROMPT, random_tokens(tokens, worker.opened["n_vocab"]))["hit_rate"]
+        if abs(rate - wanted) <= 0.015 or high - low < 16:
+            return middle
+        low, high = (middle, high) if rate < wanted else (low, middle)
+
+
+def _figure(label: str, text: str) -> float:
+    found = re.search(rf"{re.escape(label)} ([0-9.]+)", text)
+    if found is None:
+        raise SystemExit(f"no {label!r} in: {text!r}")
+    return float(found[1])
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="8 layers and fewer rounds")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--model", help="a gguf to use instead of a made one")
+    parser.add_argument("--folder", help="where made models are kept (default: a temporary folder)")
+    parser.add_argument("--pairs", type=int, help="rounds")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens per run")
+    parser.add_argument("--against", type=Path, metavar="SCRIPT", help="another engine to alternate with")
+    arguments = parser.parse_args()
+    if not shutil.which("cc") and arguments.against:
+        raise SystemExit("--against compiles a filter: install a C compiler")
+    model = arguments.model or model_file(8 if arguments.quick else 24, arguments.folder)
+    pairs = arguments.pairs or (3 if arguments.quick else 7)
+    if arguments.against:
+        result = against(arguments.against.resolve(), model, pairs, arguments.tokens)
+    else:
+        result = flash_bound(model, pairs, arguments.tokens)
+    if arguments.json:
+        print(json.dumps(result))
+    elif arguments.against is None:
+        print(f"time per token / (bytes / bandwidth):           {result['flash_ratio']:.3f}")
+        print(f"time per token / (bytes / bandwidth + compute): {result['serial_ratio']:.3f}")
+        print(
+            f"  {result['token_ms'][1]:.0f} ms a token, {result['mib_per_token']:.0f} MiB at "
+            f"{result['bandwidth_gb_s'][1]:.2f} GB/s, compute {result['compute_ms'][1]:.0f} ms (medians)"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""CPU time per token with every expert resident in the cache, against plain llama.cpp on the same file.
+
+    python benchmarks/overhead.py [--quick] [--json]
+
+Both run in processes of their own, opened once, and take turns. The tokens are given, and decoded once before the
+measurement, so that every look-up is a hit. ``cpu_ratio`` is the median of pairwise ratios; 1.00 = streaming is free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from models import model_file
+from pairs import compare, interleave
+from worker import Worker, random_tokens
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="8 layers and fewer pairs, under a minute")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--model", help="a gguf to use instead of a made one")
+    parser.add_argument("--folder", help="where made models are kept (default: a temporary folder)")
+    parser.add_argument("--pairs", type=int, help="pairs of runs")
+    arguments = parser.parse_args()
+    layers, tokens = (8, 24) if arguments.quick else (24, 24)
+    pairs = arguments.pairs or (9 if arguments.quick else 15)
+    model = arguments.model or model_file(layers, arguments.folder)
+    everything = f"cache.budget_mb={1 << 20}"
+    with Worker(model, "stream.enabled=false") as plain, Worker(model, everything) as streamed:
+        n_vocab = plain.opened["n_vocab"]
+        prompt, given = random_tokens(8, n_vocab), random_tokens(tokens, n_vocab)
+        for worker in (plain, streamed):
+            worker.decode(prompt, given)
+        hits: list[float] = []
+        walls: dict[str, list[float]] = {"plain": [], "streamed": []}
+
+        def measure(worker: Worker, name: str) -> float:
+            cost = worker.decode(prompt, given)
+            walls[name].append(cost["decode_s"] / tokens)
+            if name == "streamed":
+                hits.append(cost["hit_rate"])
+            return float(cost["cpu_s"]) / tokens
+
+        ratio = interleave(lambda: measure(streamed, "streamed"), lambda: measure(plain, "plain"), pairs)
+    wall = compare(walls["streamed"], walls["plain"]).ratio
+    result = {
+        "benchmark": "overhead",
+        "cpu_ratio": ratio.ratio,
+        "cpu_ratio_interval": [ratio.low, ratio.high],
+        "wall_ratio": wall,
+        "cpu_ms_streamed": [round(v * 1e3, 3) for v in ratio.first],
+        "cpu_ms_plain": [round(v * 1e3, 3) for v in ratio.second],
+        "hit_rate": min(hits),
+        "pairs": ratio.pairs,
+        "threads": 1,
+        "model": model,
+    }
+    if min(hits) < 1.0:
+        raise SystemExit(f"not every look-up was a hit ({min(hits):.4f}): the figure would mean nothing")
+    if arguments.json:
+        print(json.dumps(result))
+        return
+    print(f"CPU per token, all experts resident / plain llama.cpp: {ratio}")
+    print(f"  streamed {ratio.first[1] * 1e3:.2f} ms, plain {ratio.second[1] * 1e3:.2f} ms (medians); wall {wall:.3f}")
+
+
+if __name__ == "__main__":
+    main()

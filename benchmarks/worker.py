@@ -1,0 +1,93 @@
+"""A model opened in a process of its own, that decodes given tokens on request and reports what they cost.
+
+Speaks JSON lines: ``{"tokens": [...], "prompt": [...]}`` in, costs out. Tokens are given, not sampled, so that two
+engines do the same work.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bmoe
+
+
+class Worker:
+    """The other end of the pipe; use in a ``with`` block."""
+
+    def __init__(self, model: str, *overrides: str, threads: int = 1) -> None:
+        settings = [f"model.threads={threads}", *overrides]
+        command = [sys.executable, str(Path(__file__)), model, *settings]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.opened = self._read()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+
+    def decode(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
+        """Start over with ``prompt``, decode ``tokens`` one by one; costs are of the tokens alone."""
+        assert self._process.stdin is not None
+        print(json.dumps({"prompt": prompt, "tokens": tokens}), file=self._process.stdin, flush=True)
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the benchmark's worker ended with {self._process.wait()}; its message is above")
+        return dict(json.loads(line))
+
+
+def random_tokens(count: int, vocabulary: int) -> list[int]:
+    """The i-th is drawn with seed i, as ``--rand`` of the prototype that flash_bound.py can compare with."""
+    import numpy as np
+
+    return [int(np.random.default_rng(i).integers(vocabulary)) for i in range(count)]
+
+
+def serve(model: str, overrides: list[str]) -> None:
+    """The worker's side."""
+    with bmoe.open({"cache": {"budget_mb": 0}}, model=model, overrides=overrides) as engine:
+        conversation = engine.conversation()
+        n_vocab = engine.model.n_vocab
+        report = engine.model.report
+        facts = {
+            "n_vocab": n_vocab,
+            "expert_bytes": engine.facts.expert_bytes,
+            "cycle_bytes": engine.facts.cycle_bytes,
+            "open_read_bytes": report.read_bytes,
+            "direct_io": engine.stream.fetcher.direct if engine.stream is not None else None,
+            "budget_bytes": engine.plan.budget.bytes,
+        }
+        print(json.dumps(facts), flush=True)
+        for line in sys.stdin:
+            wanted = json.loads(line)
+            conversation.clear()
+            conversation.feed(wanted["prompt"])
+            costs = [conversation.feed([token]) for token in wanted["tokens"]]
+            n = len(costs)
+            seconds = [cost.decode_s for cost in costs]
+            answer = {
+                "decode_s": sum(seconds),
+                "median_s": sorted(seconds)[n // 2],
+                "cpu_s": sum(cost.cpu_s for cost in costs),
+                "tok_s": n / sum(seconds),
+                "hit_rate": sum(c.hits or 0 for c in costs) / max(1, sum(c.lookups or 0 for c in costs)),
+                "bytes": sum(cost.read_bytes or 0 for cost in costs),
+                "wait_s": sum(cost.read_wait_s or 0 for cost in costs),
+                "manage_s": sum(cost.manage_s or 0 for cost in costs),
+                "peak_rss_bytes": engine.process.peak_rss_bytes(),
+            }
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,244 @@
+"""A KV and its token history over an engine: generate, cancel, and an account of what it cost."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bmoe.contracts import RunSummary, TokenRecord
+from bmoe.decode import DecodeCost, Step, prefill, token_loop
+from bmoe.engine import Engine, Stopped
+from bmoe.errors import ModelError
+from bmoe.native.model import Context
+from bmoe.native.sampler import Sampler, SamplingOptions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token: its id, the text that it completes (may be empty inside a character), and its record."""
+
+    id: int
+    text: str
+    record: TokenRecord
+
+
+class Conversation:
+    """``tokens`` is what the KV holds; ``summary`` describes the last generation once it has ended, in whatever way."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Create the KV. Raises NativeError if there is no memory for it."""
+        self._engine = engine
+        self._context = Context(engine.model, engine.context_options(), callbacks=engine.seam)
+        self._cancelled = False
+        self.tokens: list[int] = []
+        self.summary: RunSummary | None = None
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def generate(
+        self, prompt: str | Sequence[int], max_tokens: int = 128, *, hash_logits: bool = False, append: bool = False
+    ) -> Iterator[Token]:
+        """Yield up to ``max_tokens`` tokens that continue ``prompt`` (text, or token ids).
+
+        Starts from an empty KV, or with ``append`` after what this conversation holds. Ends early at an end-of-text
+        token, on :meth:`cancel`, or when the context is full. Raises ModelError if the prompt does not fit. If a read
+        or a plugin fails, its error is raised and the conversation is as it was after the last complete decode.
+        """
+        tokens = self._engine.model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        held = len(self.tokens) if append else 0
+        room = self._engine.plan.ctx - held
+        if not tokens:
+            raise ModelError("the prompt is empty; give at least one token")
+        if len(tokens) >= room:
+            raise ModelError(
+                f"the prompt has {len(tokens)} tokens and the context has room for {room - 1} and an answer; "
+                f"shorten it or raise model.ctx (now {self._engine.plan.ctx})"
+            )
+        if any(not 0 <= token < self._engine.model.n_vocab for token in tokens):
+            raise ModelError(f"the prompt has a token id outside 0..{self._engine.model.n_vocab - 1}")
+        if not append:
+            self._reset()
+        return self._generate(tokens, min(max_tokens, room - len(tokens)), max_tokens, hash_logits)
+
+    def feed(self, tokens: Sequence[int]) -> DecodeCost:
+        """Decode given tokens after what the conversation holds, choosing none; what that cost.
+
+        For evaluation and benchmarks. :meth:`logits` is then the row after the last of them.
+        """
+        return prefill(self._decode, tokens, self._engine.plan.ubatch)
+
+    def logits(self) -> NDArray[np.float32]:
+        """The logits after the last decoded token, float32 [n_vocab], as a copy."""
+        row: NDArray[np.float32] = self._context.logits().copy()
+        return row
+
+    def clear(self) -> None:
+        """Forget all tokens. The experts in memory stay."""
+        self._reset()
+
+    def cancel(self) -> None:
+        """End the generation at the next node of the graph, from any thread; without one, the next ends at once."""
+        self._cancelled = True
+        self._engine.stop(self._context)
+
+    def close(self) -> None:
+        """Free the KV. May be called twice."""
+        self._context.close()
+
+    def _generate(self, prompt: list[int], limit: int, wanted: int, hash_logits: bool) -> Iterator[Token]:
+        engine = self._engine
+        s = engine.plan.profile.sampling
+        sampler = Sampler(SamplingOptions(s.temp, s.top_k, s.top_p, s.min_p, s.repeat_penalty, s.seed))
+        account = _Account(engine, len(prompt), hashlib.sha256() if hash_logits else None)
+        text = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        account.stop = "error"
+        self.summary = None
+        try:
+            with engine.run() as ending:
+                try:
+                    account.prefill = prefill(self._decode, prompt, engine.plan.ubatch)
+                    steps = token_loop(self._decode, self._context, sampler, account.prefill, limit, account.digest)
+                    # unless the loop says otherwise: the caller may stop asking
+                    account.stop = "cancelled" if limit > 0 else "length"
+                    for step in steps:
+                        if step.is_end:
+                            account.stop = "eog"
+                            account.spent(step)
+                            break
+                        piece = text.decode(engine.model.piece(step.token))
+                        record = account.token(step, piece)
+                        engine.sinks.token(record)
+                        if account.tokens == limit:
+                            account.stop = "length" if limit == wanted else "context"
+                        yield Token(step.token, piece, record)
+                        account.resumed()
+                except Stopped:
+                    account.stop = "cancelled"
+                except BaseException as error:
+                    if not isinstance(error, GeneratorExit):
+                        account.stop = "error"
+                    raise
+                finally:
+                    self.summary = ending[0] = account.summary()
+        finally:
+            self._cancelled = False
+            sampler.close()
+
+    def _decode(self, tokens: Sequence[int]) -> DecodeCost:
+        try:
+            cost = self._engine.decode(self._context, tokens, lambda: self._cancelled)
+        except BaseException:
+            self._restore()
+            raise
+        self.tokens.extend(tokens)
+        return cost
+
+    def _restore(self) -> None:
+        """After a failed decode: the KV holds exactly ``tokens`` again, or nothing if this memory cannot be cut."""
+        if not self._context.truncate(len(self.tokens)):
+            self._reset()
+
+    def _reset(self) -> None:
+        self._context.clear()
+        self.tokens.clear()
+
+
+class _Account:
+    """Adds up one generation. The prompt's decodes are kept apart from those of single tokens."""
+
+    def __init__(self, engine: Engine, prompt_tokens: int, digest: hashlib._Hash | None) -> None:
+        self._engine = engine
+        self._prompt_tokens = prompt_tokens
+        self.digest = digest
+        self.prefill = DecodeCost()
+        self.stop = "error"
+        self.tokens = 0
+        self._decode = DecodeCost()
+        self._between = 0.0
+        self._ended: float | None = None
+        engine.process.sample()
+
+    def spent(self, step: Step) -> None:
+        """The decode behind a step, if it was not the prompt's."""
+        if step.cost is not self.prefill:
+            self._decode.add(step.cost)
+
+    def resumed(self) -> None:
+        """The caller asked for more: what it did meanwhile counts as between tokens."""
+        if self._ended is not None:
+            self._between = time.perf_counter() - self._ended
+
+    def token(self, step: Step, text: str) -> TokenRecord:
+        """Count a token and describe the decode that it came from."""
+        self.spent(step)
+        cost, process = step.cost, self._engine.process.sample()
+        streaming = cost.read_bytes is not None
+        record = TokenRecord(
+            index=self.tokens,
+            token_id=step.token,
+            text=text,
+            decode_s=cost.decode_s,
+            read_wait_s=cost.read_wait_s,
+            manage_s=cost.manage_s,
+            between_s=self._between if self._ended is not None else None,
+            lookups=cost.lookups,
+            hits=cost.hits,
+            demand_bytes=cost.read_bytes,
+            speculative_bytes=0 if streaming else None,
+            wasted_bytes=0 if streaming else None,
+            evictions=cost.evictions,
+            rereads=cost.rereads,
+            **process._asdict(),
+        )
+        self.tokens += 1
+        self._ended = time.perf_counter()
+        return record
+
+    def summary(self) -> RunSummary:
+        """The figures so far."""
+        engine, prefill_cost, decode = self._engine, self.prefill, self._decode
+        store = engine.stream.store if engine.stream is not None else None
+        lookups, hits = decode.lookups or 0, decode.hits or 0
+        return RunSummary(
+            tokens=self.tokens,
+            prompt_tokens=self._prompt_tokens,
+            tok_s=decode.decodes / decode.decode_s if decode.decodes else None,
+            open_s=engine.open_s,
+            prefill_s=prefill_cost.decode_s,
+            decode_s=decode.decode_s,
+            hit_rate=hits / lookups if lookups else None,
+            lookups=lookups,
+            hits=hits,
+            evictions=decode.evictions or 0,
+            rereads=decode.rereads or 0,
+            bytes_read=(decode.read_bytes or 0) + (prefill_cost.read_bytes or 0),
+            prefill_bytes=prefill_cost.read_bytes or 0,
+            bytes_per_token=None if decode.read_bytes is None else decode.read_bytes / decode.decodes,
+            io_wait_s=decode.read_wait_s,
+            manage_s=decode.manage_s,
+            cpu_s=decode.cpu_s if decode.decodes else None,
+            open_read_bytes=engine.model.report.read_bytes,
+            open_peak_rss_bytes=engine.open_peak_rss_bytes,
+            peak_rss_bytes=engine.process.peak_rss_bytes(),
+            dense_bytes=engine.facts.dense_bytes,
+            slot_bytes=store.slot_bytes if store is not None else 0,
+            cache_budget_bytes=store.budget_bytes if store is not None else 0,
+            cache_held_bytes=store.held_bytes if store is not None else 0,
+            direct_io=engine.stream.fetcher.direct if engine.stream is not None else None,
+            seam=engine.seam.name if store is not None else "none",
+            lossy=engine.plan.lossy,
+            stop=self.stop,
+            logits_sha256=self.digest.hexdigest() if self.digest is not None else None,
+        )

@@ -1,0 +1,77 @@
+"""Prefill and the token loop over one context: what is decoded, in which order, and what each decode cost."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from bmoe.native.model import Context
+from bmoe.native.sampler import Sampler
+
+
+@dataclass(slots=True)
+class DecodeCost:
+    """What decodes cost, as sums: seconds, look-ups and bytes. Streaming figures are None without streaming."""
+
+    decodes: int = 0
+    decode_s: float = 0.0
+    cpu_s: float = 0.0
+    read_wait_s: float | None = None
+    manage_s: float | None = None
+    lookups: int | None = None
+    hits: int | None = None
+    read_bytes: int | None = None
+    evictions: int | None = None
+    rereads: int | None = None
+
+    def add(self, other: DecodeCost) -> None:
+        """Add another decode's cost; what either has measured is kept."""
+        for name in self.__dataclass_fields__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, theirs if mine is None else mine if theirs is None else mine + theirs)
+
+
+Decode = Callable[[Sequence[int]], DecodeCost]
+"""Runs one llama_decode of at most one ubatch; raises whatever stopped it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One chosen token and the cost of the decode that its logits came from."""
+
+    token: int
+    cost: DecodeCost
+    is_end: bool
+
+
+def prefill(decode: Decode, tokens: Sequence[int], ubatch: int) -> DecodeCost:
+    """Decode the prompt in pieces of ``ubatch`` tokens, so that it can be stopped between them."""
+    total = DecodeCost()
+    for start in range(0, len(tokens), ubatch):
+        total.add(decode(tokens[start : start + ubatch]))
+    return total
+
+
+def token_loop(
+    decode: Decode,
+    context: Context,
+    sampler: Sampler,
+    prompt_cost: DecodeCost,
+    limit: int,
+    digest: hashlib._Hash | None,
+) -> Iterator[Step]:
+    """Choose up to ``limit`` tokens; each is decoded only when the one after it is asked for.
+
+    ``digest`` is fed the float32 logits row of every token chosen, in order. A token that ends the text is the last.
+    """
+    cost = prompt_cost
+    for index in range(limit):
+        if digest is not None:
+            digest.update(context.logits().tobytes())
+        token = sampler.next(context)
+        end = context.model.is_end(token)
+        yield Step(token, cost, end)
+        if end or index + 1 == limit:
+            return
+        cost = decode([token])

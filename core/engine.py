@@ -1,0 +1,242 @@
+"""The composition root: opens one model with one store by a profile, and closes it again."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bmoe import plugins
+from bmoe.bind import HotPath, bind
+from bmoe.contracts import DenseTensor, Placement, RunRecord
+from bmoe.decode import DecodeCost
+from bmoe.errors import ModelError, NativeError
+from bmoe.layout import read_model
+from bmoe.log import get_logger
+from bmoe.machine import read_machine
+from bmoe.native import capture, tensor
+from bmoe.native.evalhook import Seam, make_seam
+from bmoe.native.model import Context, ContextOptions, Model
+from bmoe.plan import Plan, make_plan
+from bmoe.profile import Profile, load_profile
+from bmoe.registry import load_registry
+from bmoe.store import ExpertStore, SharedSlots, Store
+from bmoe.stream import Stream
+from bmoe.telemetry import FanOut, ProcessCounters, describe_run
+
+if TYPE_CHECKING:
+    from bmoe.conversation import Conversation
+
+
+def open_engine(
+    profile: str | Path | Mapping[str, Any] | Profile,
+    model: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    seam: str = "auto",
+) -> Engine:
+    """Open a model as a profile says; use the result in a ``with`` block, or close it.
+
+    ``profile`` is a path, the name of a bundled profile, or the profile itself; ``model`` replaces ``model.path``;
+    ``overrides`` are ``"key.path=VALUE"`` strings; ``seam`` chooses the eval hook: auto, c or python.
+    Raises ProfileError with every problem of the profile, PluginError, ModelError or NativeError.
+    """
+    chosen = profile if isinstance(profile, Profile) else load_profile(profile, model=model, overrides=overrides)
+    catalog = plugins.load_plugins(chosen, load_registry())
+    if chosen.model.path is None:
+        raise ModelError(f"{chosen.source}: no model; give one with --model FILE or model.path")
+    facts = read_model(str(chosen.model.path), catalog.archs)
+    plan = make_plan(chosen, catalog, facts, read_machine())
+    return Engine(plan, seam=seam)
+
+
+class Engine:
+    """An opened model, its expert store and everything that the plan bound. Conversations are opened on it.
+
+    ``plan`` and ``facts`` say what was resolved, ``record`` what runs, ``open_s`` and ``model.report`` what it cost.
+    """
+
+    def __init__(self, plan: Plan, *, seam: str = "auto") -> None:
+        """Open everything in order; if any step fails, what was opened before it is closed."""
+        began = time.perf_counter()
+        self.plan, self.facts = plan, plan.facts
+        self._lock = threading.RLock()
+        self._active = 0
+        # reentrant, since a signal handler may stop the decode that its own thread is about to begin
+        self._turn = threading.RLock()
+        self._running: Context | None = None
+        self._log = get_logger()
+        with contextlib.ExitStack() as stack:
+            tensor.self_check()
+            streaming = plan.streaming
+            self.hot: HotPath = bind(plan)
+            stack.callback(self.hot.dense.close)
+            stack.callback(self.hot.fetcher.close)
+            self.seam: Seam = make_seam(seam, plan.facts.banks if streaming else ())
+            self.model = Model(plan.facts, keep_experts_out=streaming, repack=plan.profile.model.repack)
+            stack.callback(self.model.close)
+            self.stream: Stream | None = None
+            self.placement: Placement | None = None
+            if streaming:
+                store = self._make_store()
+                stack.callback(store.close)
+                self.stream = Stream(self.seam, store, self.hot.fetcher)
+                self.placement = self._bind_tensors(store)
+            self.process = ProcessCounters()
+            stack.callback(self.process.close)
+            self._closing = stack.pop_all()
+        self.sinks = FanOut(self.hot.sinks)
+        self.open_s = time.perf_counter() - began
+        self.open_peak_rss_bytes = self.process.peak_rss_bytes()
+        self.record: RunRecord = describe_run(plan, notices=self._notices(), resolved=self._resolved())
+        self._log.info("model opened", model=plan.facts.path, arch=plan.facts.arch, seconds=round(self.open_s, 3))
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def conversation(self) -> Conversation:
+        """A new conversation with a KV of its own; all conversations share the experts in memory."""
+        from bmoe.conversation import Conversation
+
+        return Conversation(self)
+
+    def context_options(self) -> ContextOptions:
+        """Parameters of every context of this engine."""
+        plan, model = self.plan, self.plan.profile.model
+        return ContextOptions(
+            ctx=plan.ctx,
+            ubatch=plan.ubatch,
+            threads=plan.threads,
+            kv_type=model.kv_type,
+            flash_attention=model.flash_attention,
+        )
+
+    def decode(self, context: Context, tokens: Sequence[int], cancelled: Callable[[], bool]) -> DecodeCost:
+        """One llama_decode of at most a ubatch, and its cost. Conversations take turns by decodes.
+
+        ``cancelled`` is asked once it is this context's turn: a stop may have come while it waited.
+
+        Raises what a plugin or a read raised inside it, as itself; NativeError if llama.cpp fails; Stopped if
+        :meth:`stop` ended it. Afterwards nothing of this decode is in the KV.
+        """
+        with self._lock:
+            stream = self.stream
+            before = _snapshot(stream)
+            with self._turn:
+                self.seam.begin()
+                self._running = context
+            cpu, began = time.process_time(), time.perf_counter()
+            try:
+                code = 2 if cancelled() else context.decode(tokens)
+            finally:
+                with self._turn:
+                    self._running = None
+            took, cpu = time.perf_counter() - began, time.process_time() - cpu
+            if stream is not None:
+                try:
+                    stream.settle()
+                except BaseException as error:
+                    self.seam.fail(error)  # unless an earlier failure is stashed, which is the one to raise
+            stopped = self.seam.stopped
+            self.seam.finish()
+            # a latch that is set between two groups leaves the graph early, and llama_decode still returns 0
+            if code == 2 or (code == 0 and stopped):
+                raise Stopped
+            if code != 0:
+                reason = "no room in the KV cache; raise model.ctx" if code == 1 else f"llama_decode returned {code}"
+                raise NativeError(f"{self.facts.path}: {reason}")
+            return _cost(took, cpu, before, _snapshot(stream))
+
+    def stop(self, context: Context) -> None:
+        """End the decode in progress on ``context``, if there is one, at its next node; from any thread."""
+        with self._turn:
+            if self._running is context:
+                self.seam.stop()
+
+    @contextlib.contextmanager
+    def run(self) -> Any:
+        """Sinks are open while any conversation of this engine generates; yields a callable that takes the summary."""
+        with self._lock:
+            if not self._active:
+                self.sinks.open(self.record)
+            self._active += 1
+        summary: list[Any] = [None]
+        try:
+            yield summary
+        finally:
+            with self._lock:
+                self._active -= 1
+                if not self._active:
+                    self.sinks.close(summary[0])
+
+    def close(self) -> None:
+        """Free everything, in the reverse order of opening. Close conversations first. May be called twice."""
+        self._closing.close()
+
+    def _make_store(self) -> Store:
+        plan, banks = self.plan, self.plan.facts.banks
+        if plan.budget.bytes == 0:
+            return SharedSlots(banks, self.seam)
+        return ExpertStore(banks, self.seam, self.hot.policy, plan.budget.bytes, read_machine().max_map_count)
+
+    def _bind_tensors(self, store: Store) -> Placement:
+        """Point every expert tensor at the store and let the dense placement see, and move, the others."""
+        facts = self.facts
+        experts = {p.tensor: (b, i) for b, bank in enumerate(facts.banks) for i, p in enumerate(bank.projections)}
+        dense = {t.name: t for t in facts.dense}
+        found = capture.capture(self.model, {*experts, *dense}, self.context_options())
+        capture.check_banks(found, facts.banks, facts.path)
+        for name, (bank, projection) in experts.items():
+            for structure in found.tensors[name]:
+                tensor.at(structure).data = store.addresses[bank][projection]
+        bound = [
+            DenseTensor(name, tensor.at(structures[0]).data or 0, t.nbytes, t.shard, t.offset)
+            for name, t in dense.items()
+            if (structures := found.tensors.get(name))
+        ]
+        placement = self.hot.dense.place(bound)
+        for name, address in placement.moved.items():
+            for structure in found.tensors[name]:
+                tensor.at(structure).data = address
+        return placement
+
+    def _notices(self) -> tuple[str, ...]:
+        fetcher = self.hot.fetcher
+        if self.plan.streaming and self.plan.direct and not fetcher.direct:
+            return (f"reads go through the page cache: {fetcher.note}",)
+        return ()
+
+    def _resolved(self) -> dict[str, Any]:
+        report = self.model.report
+        facts = {
+            "seam": self.seam.name if self.stream is not None else None,
+            "open_s": self.open_s,
+            "open_read_bytes": report.read_bytes,
+            "open_peak_rss_bytes": self.open_peak_rss_bytes,
+        }
+        if self.stream is None:
+            return {**facts, "direct_io": None}
+        return {**facts, "direct_io": self.stream.fetcher.direct, "slot_bytes": self.stream.store.slot_bytes}
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: someone asked for it
+    """A decode ended because :meth:`Engine.stop` was called."""
+
+
+def _snapshot(stream: Stream | None) -> tuple[Any, ...] | None:
+    if stream is None:
+        return None
+    c, s = stream.counters, stream.store.counters
+    return (c.wait_s, c.manage_s, s.lookups, s.hits, c.read_bytes, s.evictions, s.rereads)
+
+
+def _cost(took: float, cpu: float, before: tuple[Any, ...] | None, after: tuple[Any, ...] | None) -> DecodeCost:
+    if before is None or after is None:
+        return DecodeCost(1, took, cpu)
+    return DecodeCost(1, took, cpu, *(b - a for a, b in zip(before, after, strict=True)))

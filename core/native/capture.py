@@ -1,0 +1,74 @@
+"""Finds a model's tensors by a decode that computes nothing: structure decides what is rebound, names only filter.
+
+Every node of a graph is asked about before any of it is computed. So a decode whose hook never closes a group, and
+whose abort callback stops it after its first node, shows the whole graph for the price of building it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from bmoe.contracts import BankFacts
+from bmoe.errors import ModelError, NativeError
+from bmoe.native import lib, tensor
+from bmoe.native.model import Context, ContextOptions, Model
+
+
+@dataclass(slots=True)
+class Captured:
+    """Weights by name: addresses of their structures (a tied tensor has several); each bank tensor's ids node."""
+
+    tensors: dict[str, list[int]] = field(default_factory=dict)
+    routed_by: dict[str, str] = field(default_factory=dict)
+
+
+def capture(model: Model, wanted: Collection[str], options: ContextOptions) -> Captured:
+    """Build the graph of one token and note every weight named in ``wanted`` that it uses; computes one node only."""
+    found = Captured()
+    names = {name.encode(): name for name in wanted}
+    routing = tensor.op_code("MUL_MAT_ID")
+    failure: list[BaseException] = []
+
+    def see(address: int, ask: bool, user: int | None) -> bool:
+        try:
+            node = tensor.at(address) if ask else None
+            for index, source in enumerate(node.src) if node is not None else ():
+                name = names.get(tensor.at(source).name) if source else None
+                if name is None:
+                    continue
+                structures = found.tensors.setdefault(name, [])
+                if source not in structures:
+                    structures.append(source)
+                if index == 0 and node is not None and node.op == routing:
+                    ids = node.src[2]
+                    found.routed_by[name] = tensor.at(ids).name.decode() if ids else ""
+        except BaseException as error:  # noqa: BLE001 - nothing may cross C
+            failure.append(error)
+        return False
+
+    hook, stop = lib.EvalCallback(see), lib.AbortCallback(lambda user: True)
+    with Context(model, options, callbacks=(hook, stop)) as context:
+        code = context.decode([0])
+    if failure:
+        raise failure[0]
+    if code not in (0, 2):
+        raise NativeError(f"{model.path}: llama_decode returned {code} while the graph was inspected")
+    return found
+
+
+def check_banks(captured: Captured, banks: Collection[BankFacts], path: str) -> None:
+    """Raise ModelError unless every expert tensor is multiplied, by MUL_MAT_ID, with the routing of its layer."""
+    for bank in banks:
+        for projection in bank.projections:
+            ids = captured.routed_by.get(projection.tensor)
+            if ids is None:
+                raise ModelError(
+                    f"{path}: {projection.tensor} is not used by the model's graph; its architecture row is wrong "
+                    "(bmoe archs shows it)"
+                )
+            if ids != f"ffn_moe_topk-{bank.layer}":
+                raise ModelError(
+                    f"{path}: {projection.tensor} is routed by node {ids or 'without a name'}, not by "
+                    f"ffn_moe_topk-{bank.layer}; this layout is not supported yet"
+                )

@@ -1,0 +1,104 @@
+"""Opens a model without reading its experts: inaccessible memory over the expert ranges of llama.cpp's own mapping.
+
+llama.cpp maps the file with MAP_POPULATE, which reads all of it (``llama_mmap`` in src/llama-mmap.cpp), and has no
+parameter against that. So a thread waits for the mapping to appear while ``llama_model_load_from_file`` runs and takes
+the expert ranges away: the populate skips them, and an expert tensor that was never rebound faults instead of silently
+reading the mapping. If the thread comes too late only time and bytes are lost, and they are reported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+
+from bmoe.contracts import ModelFacts
+from bmoe.errors import NativeError
+from bmoe.native import memory
+
+
+def expert_ranges(facts: ModelFacts) -> list[list[tuple[int, int]]]:
+    """Per shard, the page-aligned file ranges that hold nothing but routed experts, sorted and merged."""
+    ranges: list[list[tuple[int, int]]] = [[] for _ in facts.shards]
+    for bank in facts.banks:
+        for p in bank.projections:
+            ranges[p.shard].append((p.offset, p.offset + p.stride * bank.n_expert))
+    merged: list[list[tuple[int, int]]] = []
+    for spans in ranges:
+        joined: list[list[int]] = []
+        for first, last in sorted(spans):
+            if joined and first - joined[-1][1] < memory.PAGE and _only_padding(joined[-1][1], first):
+                joined[-1][1] = last
+            else:
+                joined.append([first, last])
+        pages = [(memory.round_up(first), memory.round_down(last)) for first, last in joined]
+        merged.append([(first, last) for first, last in pages if first < last])
+    return merged
+
+
+def _only_padding(end: int, start: int) -> bool:
+    return start - end < 64  # gguf aligns tensors to 32 by default; anything wider may be a small tensor
+
+
+class Carver:
+    """Use around the load: expert ranges go out of reach once the mapping is there. ``forbidden`` counts bytes."""
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self._ranges = expert_ranges(facts)
+        self._shards = facts.shards
+        self._left = {index for index, ranges in enumerate(self._ranges) if ranges}
+        # another engine of this process may have the same file mapped already
+        self._known = {index: self._mappings(index) for index in self._left}
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._watch, name="bmoe-carve", daemon=True)
+        self.forbidden = 0
+
+    def __enter__(self) -> Carver:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def finish(self) -> None:
+        """After the load: carve what the thread has missed; NativeError if a mapping is nowhere to be found."""
+        self._stop.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        self._sweep()
+        if self._left and memory.count_mappings():
+            missing = ", ".join(self._shards[i].path for i in self._left)
+            raise NativeError(f"{missing}: the model's mapping was not found in this process; was the file replaced?")
+
+    def _watch(self) -> None:
+        try:
+            while self._left and not self._stop.wait(0.0005):
+                self._sweep()
+        except BaseException as error:  # noqa: BLE001 - raised by finish(), on the thread that opens
+            self._failure = error
+
+    def _mappings(self, index: int) -> set[int]:
+        path = os.path.realpath(self._shards[index].path)
+        return memory.file_mappings(os.stat(path).st_ino, path)
+
+    def _sweep(self) -> None:
+        for index in sorted(self._left):
+            for base in self._mappings(index) - self._known[index]:
+                self._carve(base, self._shards[index].path, self._ranges[index])
+                self._left.discard(index)
+
+    def _carve(self, base: int, path: str, ranges: list[tuple[int, int]]) -> None:
+        # one call takes everything away, so that a populate under way stops at once; then the weights between the
+        # experts come back. Nothing reads them before the load returns.
+        memory.forbid(base + ranges[0][0], ranges[-1][1] - ranges[0][0])
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            for (_, first), (last, _) in itertools.pairwise(ranges):
+                if first < last:
+                    memory.map_file(base + first, last - first, fd, first)
+        finally:
+            os.close(fd)
+        self.forbidden += sum(last - first for first, last in ranges)

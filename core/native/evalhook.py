@@ -1,0 +1,298 @@
+"""The eval hook: isolates each routing node and hands its experts over before that layer's expert matmuls run.
+
+Contract relied on (``ggml_backend_sched_compute_splits`` in ggml/src/ggml-backend.cpp): every node is asked about
+before its group is computed; answering True closes the group at that node, which is then computed and announced with
+``ask=False`` before anything after it runs. Not a documented guarantee: the identity gates would catch its loss.
+
+Two forms behind one interface, held equal by tests: :class:`CSeam` filters, gathers and checks residency in
+``_seam.c``; :class:`PythonSeam` does the same in Python. No exception crosses C: it is stashed, a latch is set that
+``abort_callback`` reads, and :meth:`Seam.finish` raises it after the decode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bmoe.contracts import BankFacts, ExpertKey, expert_key
+from bmoe.errors import NativeError
+from bmoe.native import lib, tensor
+
+RouteHandler = Callable[[int, list[ExpertKey]], None]
+"""Called with a bank's index and its distinct keys, in the order of their last use, if any of them is not resident."""
+
+_PREFIX = b"ffn_moe_topk-"
+_NAME, _DATA, _NE, _NB = (tensor.offset_of(field) for field in ("name", "data", "ne", "nb"))
+_LOG_RECORDS = 1 << 16
+
+
+def _unhandled(bank: int, keys: list[ExpertKey]) -> None:
+    raise NativeError("a routing arrived before anything was bound to handle it")
+
+
+_Route = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_int64), ctypes.c_int32)
+
+
+class Seam:
+    """What both forms share: the residency flags, the touch log, the latch and the stashed failure.
+
+    ``resident`` has one byte per entry, bank after bank (``entry_base[bank] + expert``); the store writes it.
+    ``handler`` is set by the stream. Without banks it isolates nothing and serves to stop a decode.
+    """
+
+    name = ""
+
+    def __init__(self, banks: Sequence[BankFacts]) -> None:
+        self.banks = banks
+        self.handler: RouteHandler = _unhandled
+        self.key_base = [expert_key(b.layer, 0, b.bank) for b in banks]
+        self.entry_base: list[int] = []
+        total = 0
+        for bank in banks:
+            self.entry_base.append(total)
+            total += bank.n_expert
+        self.resident = bytearray(total)
+        self.failure: BaseException | None = None
+        self._touched: list[list[ExpertKey]] = []
+        self._completed = 0
+
+    def drain(self) -> list[list[ExpertKey]]:
+        """The keys of every routing since the last call that was all hits, in order, one list per routing."""
+        touched, self._touched = self._touched, []
+        return touched
+
+    def fail(self, error: BaseException) -> None:
+        """Stash the first failure and set the latch: the decode in progress ends at the next node."""
+        if self.failure is None:
+            self.failure = error
+        self.stop()
+
+    def begin(self) -> None:
+        """Before a decode: forget an earlier failure."""
+        self.failure = None
+        self._latch(False)
+
+    def finish(self) -> None:
+        """After a decode: raise what a callback stashed, as itself."""
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+    def stop(self) -> None:
+        """Set the latch, from any thread: the decode in progress ends at its next node and returns 2."""
+        self._latch(True)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the latch was set since the last :meth:`begin`."""
+        raise NotImplementedError
+
+    def install(self, params: Any) -> None:
+        """Set cb_eval and abort_callback in ``llama_context_params``; this object must outlive the context."""
+        raise NotImplementedError
+
+    def _latch(self, on: bool) -> None:
+        raise NotImplementedError
+
+    def _enter(self, bank: int, keys: list[ExpertKey], invalid: int) -> None:
+        if invalid >= 0:
+            facts = self.banks[bank]
+            raise NativeError(
+                f"layer {facts.layer} routed to expert {invalid if invalid < 2**31 - 1 else 'below 0'} of "
+                f"{facts.n_expert}; the model file is damaged or its routing has another layout"
+            )
+        self.handler(bank, keys)
+
+
+class PythonSeam(Seam):
+    """The portable form: correct everywhere, a few milliseconds of asks per token slower."""
+
+    name = "python"
+
+    def __init__(self, banks: Sequence[BankFacts]) -> None:
+        super().__init__(banks)
+        self._stop = False
+        self._bank_of = {_PREFIX + str(b.layer).encode(): i for i, b in enumerate(banks) if b.bank == 0}
+        # objects, not functions: ctypes frees a callback that nothing references
+        self._eval_callback = lib.EvalCallback(self._eval)
+        self._abort_callback = lib.AbortCallback(lambda user: self._stop)
+
+    def install(self, params: Any) -> None:  # noqa: D102 - see Seam
+        binding = lib.llama()
+        if self.banks:
+            params.cb_eval = ctypes.cast(self._eval_callback, binding.ggml_backend_sched_eval_callback)
+        params.abort_callback = ctypes.cast(self._abort_callback, binding.ggml_abort_callback)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop
+
+    def _latch(self, on: bool) -> None:
+        self._stop = on
+
+    def _eval(
+        self,
+        address: int,
+        ask: bool,
+        user: int | None,
+        _u64: Any = ctypes.c_uint64.from_address,
+        _moe: int = int.from_bytes(_PREFIX[:8], "little"),
+        _big: int = int.from_bytes(_PREFIX[:8], "big"),
+    ) -> bool:
+        try:
+            head = _u64(address + _NAME).value
+            if self._stop or (head != _moe and head != _big):
+                return False
+            bank = self._bank_of.get(ctypes.string_at(address + _NAME))
+            if bank is None:
+                return False
+            if not ask:
+                self._routing(tensor.at(address), bank)
+            return True
+        except BaseException as error:  # noqa: BLE001 - nothing may cross C
+            self.fail(error)
+            return False
+
+    def _routing(self, node: tensor.GgmlTensor, bank: int) -> None:
+        slots, tokens = node.ne[0], node.ne[1]
+        step, row, base = node.nb[0], node.nb[1], node.data or 0
+        last_use: dict[int, None] = {}
+        for token in range(tokens - 1, -1, -1):
+            span = (ctypes.c_int32 * ((slots - 1) * (step // 4) + 1)).from_address(base + token * row)
+            for expert in reversed(span[:: step // 4]):
+                last_use.setdefault(expert)
+        n_expert, entry, key = self.banks[bank].n_expert, self.entry_base[bank], self.key_base[bank]
+        invalid = next((e if e >= 0 else 2**31 - 1 for e in last_use if not 0 <= e < n_expert), -1)
+        keys = [key + e for e in reversed(last_use)]
+        if invalid < 0 and all(self.resident[entry + e] for e in last_use):
+            self._touched.append(keys)
+            return
+        self._enter(bank, keys, invalid)
+
+
+class _SeamState(ctypes.Structure):
+    """``seam_state`` of ``_seam.c``, field by field."""
+
+    _fields_ = [
+        ("name_offset", ctypes.c_uint64),
+        ("data_offset", ctypes.c_uint64),
+        ("ne_offset", ctypes.c_uint64),
+        ("nb_offset", ctypes.c_uint64),
+        ("bank_of_layer", ctypes.c_void_p),
+        ("key_base", ctypes.c_void_p),
+        ("entry_base", ctypes.c_void_p),
+        ("n_expert", ctypes.c_void_p),
+        ("resident", ctypes.c_void_p),
+        ("stamp", ctypes.c_void_p),
+        ("log", ctypes.c_void_p),
+        ("route", _Route),
+        ("log_length", ctypes.c_int64),
+        ("log_capacity", ctypes.c_int64),
+        ("asks", ctypes.c_int64),
+        ("routings", ctypes.c_int64),
+        ("entered", ctypes.c_int64),
+        ("n_layer", ctypes.c_int32),
+        ("generation", ctypes.c_uint32),
+        ("latch", ctypes.c_int32),
+    ]
+
+
+class CSeam(Seam):
+    """The compiled form: about 0.1 ms of asks per token; enters Python only when a routing has a miss."""
+
+    name = "c"
+
+    def __init__(self, banks: Sequence[BankFacts]) -> None:
+        super().__init__(banks)
+        self._library = ctypes.CDLL(importlib.import_module("bmoe.native._seam").__file__)
+        n_layer = max((b.layer for b in banks), default=-1) + 1
+        bank_of_layer = (ctypes.c_int32 * n_layer)(*[-1] * n_layer)
+        for index, bank in enumerate(banks):
+            if bank.bank == 0:
+                bank_of_layer[bank.layer] = index
+        n = len(banks)
+        self._log = (ctypes.c_int64 * (_LOG_RECORDS + sum(b.n_expert for b in banks)))()
+        self._keep: dict[str, Any] = {
+            "bank_of_layer": bank_of_layer,
+            "key_base": (ctypes.c_int64 * n)(*self.key_base),
+            "entry_base": (ctypes.c_int64 * n)(*self.entry_base),
+            "n_expert": (ctypes.c_int32 * n)(*[b.n_expert for b in banks]),
+            "resident": (ctypes.c_uint8 * len(self.resident)).from_buffer(self.resident),
+            "stamp": (ctypes.c_uint32 * len(self.resident))(),
+            "log": self._log,
+        }
+        self._state = state = _SeamState(_NAME, _DATA, _NE, _NB)
+        for field, array in self._keep.items():
+            setattr(state, field, ctypes.addressof(array))
+        state.route = _Route(self._route)
+        state.log_capacity, state.n_layer = len(self._log), n_layer
+
+    def install(self, params: Any) -> None:  # noqa: D102 - see Seam
+        binding = lib.llama()
+        user = ctypes.addressof(self._state)
+        if self.banks:
+            params.cb_eval = ctypes.cast(self._library.seam_eval, binding.ggml_backend_sched_eval_callback)
+            params.cb_eval_user_data = user
+        params.abort_callback = ctypes.cast(self._library.seam_abort, binding.ggml_abort_callback)
+        params.abort_callback_data = user
+
+    def drain(self) -> list[list[ExpertKey]]:  # noqa: D102 - see Seam
+        if self._state.log_length:
+            log, at = self._log[: self._state.log_length], 0
+            self._state.log_length = 0
+            touched = self._touched
+            while at < len(log):
+                end = at + 1 + log[at]
+                touched.append(log[at + 1 : end])
+                at = end
+        return super().drain()
+
+    def begin(self) -> None:  # noqa: D102 - see Seam
+        super().begin()
+        self._completed = self._state.entered
+
+    def finish(self) -> None:  # noqa: D102 - see Seam
+        super().finish()
+        if self._state.entered != self._completed:
+            # a signal handler raised in the callback before its first statement; ctypes could only print that
+            raise KeyboardInterrupt
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self._state.latch)
+
+    def _latch(self, on: bool) -> None:
+        self._state.latch = int(on)
+
+    def _route(self, bank: int, count: int, keys: Any, invalid: int) -> bool:
+        try:
+            if bank < 0:
+                self._touched = self.drain()
+                return True
+            self._enter(bank, keys[:count], invalid)
+            self._completed += 1
+            return True
+        except BaseException as error:  # noqa: BLE001 - nothing may cross C
+            self._completed += 1
+            self.fail(error)
+            return False
+
+
+def compiled_seam_missing() -> str:
+    """Why the compiled seam cannot be used, or ""."""
+    try:
+        importlib.import_module("bmoe.native._seam")
+    except ImportError as error:
+        return f"_seam is not compiled ({error})"
+    return ""
+
+
+def make_seam(kind: str, banks: Sequence[BankFacts]) -> Seam:
+    """The seam named ``c`` or ``python``; ``auto`` is the compiled one where there is one."""
+    if kind == "auto":
+        kind = "python" if compiled_seam_missing() else "c"
+    if kind == "c" and (missing := compiled_seam_missing()):
+        raise NativeError(f"{missing}; install a C compiler and reinstall bmoe, or use the Python seam")
+    return CSeam(banks) if kind == "c" else PythonSeam(banks)

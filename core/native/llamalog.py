@@ -1,0 +1,48 @@
+"""llama.cpp's log lines: debug events of ours, with its errors kept for our own messages."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from bmoe.log import get_logger
+from bmoe.native import lib
+
+_ERROR, _CONTINUED = 4, 5
+
+
+class _Log:
+    """The one log callback of the process, which llama.cpp keeps globally."""
+
+    def __init__(self) -> None:
+        self.errors: deque[str] = deque(maxlen=20)
+        self._logger: Any = get_logger(source="llama.cpp")
+        self._callback = lib.LogCallback(self._line)
+        lib.llama().llama_log_set(self._callback, None)
+        lib.llama().llama_backend_init()
+
+    def _line(self, level: int, text: bytes | None, user: int | None) -> None:
+        # never let an exception out: this is called from C
+        with contextlib.suppress(Exception):
+            line = (text or b"").decode(errors="replace").strip()
+            if level == _ERROR and line:
+                self.errors.append(line)
+            if line and level != _CONTINUED:
+                self._logger.debug("llama.cpp said", line=line)
+
+
+@functools.cache
+def start() -> _Log:
+    """Take over llama.cpp's log and initialise its backend, once per process."""
+    return _Log()
+
+
+@contextlib.contextmanager
+def recent_errors() -> Iterator[deque[str]]:
+    """The error lines that llama.cpp logs inside the block."""
+    errors = start().errors
+    errors.clear()
+    yield errors

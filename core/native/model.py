@@ -1,0 +1,248 @@
+"""Model and context of llama.cpp, each with the parameters that streaming needs and the high-level binding hides."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bmoe.contracts import ModelFacts
+from bmoe.errors import ModelError, NativeError
+from bmoe.native import lib, llamalog
+from bmoe.native.carve import Carver
+
+_LOAD_MMAP = 1
+_FLASH = {"auto": -1, False: 0, True: 1}
+_KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
+_KV_TAG_INT, _KV_TAG_FLOAT, _KV_TAG_BOOL, _KV_TAG_STR = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReport:
+    """What an open cost: seconds, bytes read from storage (None = unmeasured), and expert bytes kept out of reach."""
+
+    seconds: float
+    read_bytes: int | None
+    forbidden_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """Parameters of a context.
+
+    ``threads`` serve single tokens and prompts alike; ``outputs`` is the most logits rows of one decode; ``ctx_type``
+    and ``rollback`` (snapshots of recurrent state) are for drafting.
+    """
+
+    ctx: int = 2048
+    ubatch: int = 512
+    threads: int = 1
+    kv_type: str = "f16"
+    flash_attention: str | bool = "auto"
+    outputs: int = 1
+    ctx_type: int = 0
+    rollback: int = 0
+
+
+class _BufferOverride(ctypes.Structure):
+    """``struct llama_model_tensor_buft_override``, which the binding leaves out."""
+
+    _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
+
+
+class Model:
+    """An opened model: weights and vocabulary. Close it after every context on it."""
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        *,
+        keep_experts_out: bool,
+        repack: bool = False,
+        load_mtp: bool = False,
+        kv_overrides: Mapping[str, int | float | bool | str] | None = None,
+        buffer_overrides: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """Open ``facts.path``; raises ModelError with llama.cpp's own last error if it refuses the file.
+
+        ``keep_experts_out`` leaves routed experts unread and unreachable: bind every expert tensor before a decode.
+        ``repack`` lets llama.cpp rearrange weights for speed, which changes last bits and cannot be streamed.
+        ``kv_overrides`` replaces metadata, by gguf key; ``buffer_overrides`` gives tensors whose name matches a regular
+        expression another ``ggml_backend_buffer_type_t``, by address.
+        """
+        self.path = facts.path
+        self._llama = llama = lib.llama()
+        llamalog.start()
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = 0
+        params.load_mode = _LOAD_MMAP
+        params.use_extra_bufts = repack
+        params.load_mtp = load_mtp
+        overrides = _kv_overrides(llama, kv_overrides or {})
+        params.kv_overrides = overrides
+        placed = _buffer_overrides(buffer_overrides)
+        params.tensor_buft_overrides = ctypes.addressof(placed) if buffer_overrides else None
+        before, started = _read_bytes(), time.perf_counter()
+        with llamalog.recent_errors() as errors, contextlib.ExitStack() as stack:
+            carver = stack.enter_context(Carver(facts)) if keep_experts_out else None
+            self._handle = llama.llama_model_load_from_file(os.fsencode(facts.path), params)
+            if not self._handle:
+                reason = errors[-1] if errors else "no reason given"
+                raise ModelError(f"{facts.path}: llama.cpp cannot load this model: {reason}")
+            try:
+                if carver is not None:
+                    carver.finish()
+            except BaseException:
+                self.close()
+                raise
+        after = _read_bytes()
+        self.report = OpenReport(
+            time.perf_counter() - started,
+            None if before is None or after is None else after - before,
+            carver.forbidden if carver is not None else 0,
+        )
+        self._vocab = llama.llama_model_get_vocab(self._handle)
+        self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
+
+    @property
+    def handle(self) -> Any:
+        """The ``llama_model *``."""
+        return self._handle
+
+    def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of ``text``, with the beginning-of-sequence token if the model wants one."""
+        data = text.encode()
+        room = len(data) + 8
+        while True:
+            tokens = (ctypes.c_int32 * room)()
+            count = self._llama.llama_tokenize(self._vocab, data, len(data), tokens, room, True, special)
+            if count >= 0:
+                return list(tokens[:count])
+            room = -count
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token, which may be part of a character; control tokens are empty."""
+        room = 64
+        while True:
+            data = ctypes.create_string_buffer(room)
+            count = self._llama.llama_token_to_piece(self._vocab, token, data, room, 0, False)
+            if count >= 0:
+                return data.raw[:count]
+            room = -count
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation."""
+        return bool(self._llama.llama_vocab_is_eog(self._vocab, token))
+
+    def close(self) -> None:
+        """Free the model. May be called twice."""
+        if self._handle:
+            self._llama.llama_model_free(self._handle)
+            self._handle = None
+
+
+class Context:
+    """A KV and a graph over a model. ``callbacks`` are (cb_eval, abort_callback) or a seam that installs its own."""
+
+    def __init__(self, model: Model, options: ContextOptions, *, callbacks: Any = None) -> None:
+        """Create it; raises NativeError with llama.cpp's last error, mostly memory for the KV or compute buffers."""
+        self._llama = llama = lib.llama()
+        self.model = model
+        self.options = options
+        params = llama.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = options.ctx, options.ubatch, options.ubatch
+        params.n_outputs_max = min(options.outputs, options.ubatch)
+        params.n_threads = params.n_threads_batch = options.threads
+        params.flash_attn_type = _FLASH[options.flash_attention]
+        params.type_k = params.type_v = _KV_TYPES[options.kv_type]
+        params.ctx_type, params.n_rs_seq = options.ctx_type, options.rollback
+        params.no_perf = True
+        self._callbacks = callbacks
+        if isinstance(callbacks, tuple):
+            params.cb_eval = ctypes.cast(callbacks[0], llama.ggml_backend_sched_eval_callback)
+            params.abort_callback = ctypes.cast(callbacks[1], llama.ggml_abort_callback)
+        elif callbacks is not None:
+            callbacks.install(params)
+        with llamalog.recent_errors() as errors:
+            self._handle = llama.llama_init_from_model(model.handle, params)
+        if not self._handle:
+            reason = errors[-1] if errors else "no reason given"
+            raise NativeError(
+                f"llama.cpp cannot create a context of {options.ctx} tokens: {reason}; lower model.ctx or model.ubatch"
+            )
+        self._tokens = (ctypes.c_int32 * options.ubatch)()
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def handle(self) -> Any:
+        """The ``llama_context *``."""
+        return self._handle
+
+    def decode(self, tokens: Sequence[int]) -> int:
+        """Decode up to ``ubatch`` tokens after those in the KV, with logits for the last; llama_decode's code."""
+        count = len(tokens)
+        self._tokens[:count] = list(tokens)
+        return int(self._llama.llama_decode(self._handle, self._llama.llama_batch_get_one(self._tokens, count)))
+
+    def logits(self) -> Any:
+        """The last token's logits as a float32 array [n_vocab]; llama.cpp's memory, valid until the next decode."""
+        import numpy as np
+
+        pointer = self._llama.llama_get_logits_ith(self._handle, -1)
+        if not pointer:
+            raise NativeError("llama.cpp has no logits for the last token")
+        return np.ctypeslib.as_array(pointer, (self.model.n_vocab,))
+
+    def truncate(self, position: int) -> bool:
+        """Drop everything at or after ``position`` from the KV; False (nothing changed) if this memory cannot."""
+        memory_handle = self._llama.llama_get_memory(self._handle)
+        return bool(self._llama.llama_memory_seq_rm(memory_handle, 0, position, -1))
+
+    def clear(self) -> None:
+        """Empty the KV."""
+        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._handle), True)
+
+    def close(self) -> None:
+        """Free the context. May be called twice."""
+        if self._handle:
+            self._llama.llama_free(self._handle)
+            self._handle = None
+
+
+def _kv_overrides(llama: Any, overrides: Mapping[str, int | float | bool | str]) -> Any:
+    array = (llama.llama_model_kv_override * (len(overrides) + 1))()
+    for slot, (key, value) in zip(array, overrides.items(), strict=False):
+        slot.key = key.encode()
+        if isinstance(value, bool):
+            slot.tag, slot.value.val_bool = _KV_TAG_BOOL, value
+        elif isinstance(value, int):
+            slot.tag, slot.value.val_i64 = _KV_TAG_INT, value
+        elif isinstance(value, float):
+            slot.tag, slot.value.val_f64 = _KV_TAG_FLOAT, value
+        else:
+            slot.tag, slot.value.val_str = _KV_TAG_STR, value.encode()
+    return array
+
+
+def _buffer_overrides(overrides: Sequence[tuple[str, int]]) -> Any:
+    array = (_BufferOverride * (len(overrides) + 1))()
+    for slot, (pattern, buffer_type) in zip(array, overrides, strict=False):
+        slot.pattern, slot.buft = pattern.encode(), buffer_type
+    return array
+
+
+def _read_bytes() -> int | None:
+    try:
+        with open("/proc/self/io", "rb") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(b"read_bytes")), None)
+    except OSError:
+        return None

@@ -1,0 +1,147 @@
+"""``bmoe profile``: check, show and list profiles, without opening a model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bmoe.cli.arguments import Parser, UsageError, add_profile_arguments, choose
+from bmoe.cli.output import emit, emit_json, emit_table
+from bmoe.contracts import BankFacts, ModelFacts, ProjectionFacts, ShardFacts
+from bmoe.layout import read_model
+from bmoe.machine import read_machine
+from bmoe.plan import make_plan
+from bmoe.plugins import Catalog, load_plugins
+from bmoe.profile import bundled_profiles, load_profile
+from bmoe.registry import load_registry
+from bmoe.telemetry import SCHEMA
+
+EXAMPLE = "bmoe profile check my.toml --model model.gguf"
+_BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``check``, ``show`` or ``list``."""
+    actions: dict[str, Callable[[Sequence[str]], int]] = {"check": _check, "show": _show, "list": _list}
+    if not arguments:
+        raise UsageError(f"profile needs one of {', '.join(actions)}; example: {EXAMPLE}")
+    if arguments[0] in ("-h", "--help"):
+        parser = Parser("bmoe profile", "Check, show or list profiles: bmoe profile check|show|list --help", EXAMPLE)
+        parser.print_help()
+        return 0
+    return actions[choose(arguments[0], actions, "command of profile")](arguments[1:])
+
+
+def _check(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        "bmoe profile check",
+        "Report every problem of a profile, without opening a model. If a model is given, by the profile or with\n"
+        "--model, its header is read and the whole plan is checked.",
+        EXAMPLE,
+    )
+    parsed = _parse(parser, arguments)
+    profile = load_profile(parsed.profile, model=parsed.model, overrides=parsed.overrides)
+    catalog = load_plugins(profile, load_registry())
+    given = profile.model.path is not None
+    facts = read_model(str(profile.model.path), catalog.archs) if given else any_model(catalog)
+    plan = make_plan(profile, catalog, facts, read_machine())
+    if parsed.json:
+        resolved = plan.resolved() if given else None
+        emit_json({"schema": SCHEMA, "profile": profile.source, "resolved": resolved}, indent=2)
+        return 0
+    if not given:
+        emit(f"{profile.source}: no problem found; give --model to check it together with a model\n")
+        return 0
+    emit(f"{profile.source}: no problem found with {facts.path}\n")
+    for key, value in plan.resolved().items():
+        emit(f"  {key} = {json.dumps(value, ensure_ascii=False)}\n")
+    return 0
+
+
+def any_model(catalog: Catalog) -> ModelFacts:
+    """A made-up model that nothing can be wrong with, so that the rest of a profile can be checked without one.
+
+    Its cycle is a few KiB, so that no budget is too small for it.
+    """
+    projection = ProjectionFacts("blk.0.ffn_down_exps.weight", "ffn_down_exps", 0, 0, 4096, "F32")
+    return ModelFacts(
+        path="", name="", arch=min(catalog.archs), shards=(ShardFacts("", 1 << 20),), n_layer=1, n_expert=8, n_used=2,
+        n_embd=64, n_vocab=256, n_ctx_train=0, n_nextn=0, banks=(BankFacts(0, 0, 8, 2, (projection,)),), dense=(),
+    )  # fmt: skip
+
+
+def _show(arguments: Sequence[str]) -> int:
+    parser = Parser(
+        "bmoe profile show",
+        "Print a whole profile, defaults and --set included, as TOML that can be loaded again.",
+        "bmoe profile show demo --set cache.budget_mb=512",
+    )
+    parsed = _parse(parser, arguments)
+    profile = load_profile(parsed.profile, model=parsed.model, overrides=parsed.overrides)
+    values = profile.model_dump(mode="json")
+    if parsed.json:
+        emit_json({"schema": SCHEMA, "name": profile.source, "profile": values}, indent=2)
+    else:
+        emit("\n".join(toml_lines(values)) + "\n")
+    return 0
+
+
+def _list(arguments: Sequence[str]) -> int:
+    parser = Parser("bmoe profile list", "List the profiles that come with bmoe.", "bmoe profile list")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parsed = parser.parse(arguments)
+    found = {name: first_comment(path) for name, path in bundled_profiles().items()}
+    if parsed.json:
+        emit_json({"schema": SCHEMA, "profiles": [{"name": n, "description": d} for n, d in found.items()]}, indent=2)
+    else:
+        emit_table(("profile", "description"), list(found.items()))
+    return 0
+
+
+def _parse(parser: Parser, arguments: Sequence[str]) -> Any:
+    parser.add_argument("profile", metavar="NAME|PATH", help="a profile file, or the name of a bundled one")
+    add_profile_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse(arguments)
+
+
+def first_comment(path: Path) -> str:
+    """The comment lines at the head of a profile, as one line; they describe it."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# ").strip())
+    return " ".join(lines)
+
+
+def toml_lines(values: Mapping[str, Any]) -> Iterator[str]:
+    """The TOML lines of a dumped profile; what is unset becomes a comment, because TOML has no null."""
+    for section, table in values.items():
+        if table is None or table == []:
+            yield f"# {section} is not set\n"
+        for item in table if isinstance(table, list) else [table] if table is not None else []:
+            yield f"[[{section}]]" if isinstance(table, list) else f"[{section}]"
+            for key, value in item.items():
+                yield f"# {key} is not set" if value is None else f"{_key(key)} = {_toml(value)}"
+            yield ""
+
+
+def _key(key: str) -> str:
+    return key if _BARE.match(key) else json.dumps(key)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        # None inside an option table cannot come from TOML, so it cannot be here
+        return "{" + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return repr(value)  # TOML reads 1e+20 as Python writes it, and nan and inf are no profile's values
+    return json.dumps(value)

@@ -1,0 +1,72 @@
+"""The end of a text run, in a few lines for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from bmoe.contracts import RunRecord, RunSummary
+
+_MIB = 1024 * 1024
+
+
+def print_summary(summary: RunSummary, run: RunRecord, console: Console) -> None:
+    """Print ``summary``, then every notice of ``run``; set apart on a terminal, plain elsewhere."""
+    if console.is_terminal:
+        console.print()
+    for parts in (speed(summary), reads(summary), wiring(summary)):
+        line = Text()
+        for part in parts:
+            line.append(" · " if line else "", style="dim").append(part)
+        console.print(line, soft_wrap=True)
+    if summary.lossy:
+        mark = "lossy: the output may differ from that of the resident model"
+        console.print(Text(mark, style="bold magenta"), soft_wrap=True)
+    for notice in run.notices:
+        console.print(Text(f"notice: {notice}", style="yellow"), soft_wrap=True)
+
+
+def speed(summary: RunSummary) -> Iterator[str]:
+    """How fast it went, and why it ended."""
+    yield _count(summary.tokens, "token")
+    yield f"{_number(summary.tok_s, 2)} tok/s"
+    yield f"{_count(summary.prompt_tokens, 'prompt token')} in {summary.prefill_s:.2f} s"
+    yield f"ended by {summary.stop}"
+
+
+def reads(summary: RunSummary) -> Iterator[str]:
+    """What was read during decode."""
+    if summary.direct_io is None:
+        yield "experts not streamed"
+        return
+    yield f"hit rate {_number(_times(summary.hit_rate, 100), 1)} %"
+    yield f"{_number(_times(summary.bytes_per_token, 1 / _MIB), 2)} MiB/token"
+    share = None
+    if summary.io_wait_s is not None and summary.decode_s > 0:
+        share = 100 * summary.io_wait_s / summary.decode_s
+    yield f"read wait {_number(share, 0)} %"
+    yield "direct I/O" if summary.direct_io else "buffered I/O"
+
+
+def wiring(summary: RunSummary) -> Iterator[str]:
+    """What it took and how it was wired."""
+    yield f"peak memory {_number(_times(summary.peak_rss_bytes, 1 / _MIB), 0)} MiB"
+    if summary.cache_budget_bytes:
+        yield f"cache {summary.cache_held_bytes / _MIB:.0f} of {summary.cache_budget_bytes / _MIB:.0f} MiB"
+    else:
+        yield "cache off"
+    yield f"seam {summary.seam}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "?" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,321 @@
+"""What a run records about itself: the machine, the process between tokens, and the fan-out of records to sinks.
+
+Records themselves are plain data in :mod:`bmoe.contracts`; here they are filled, turned into JSON and handed on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import math
+import os
+import platform
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bmoe.contracts import RunRecord, RunSummary, Sink, TokenRecord
+from bmoe.errors import PluginError
+from bmoe.log import get_logger
+
+if TYPE_CHECKING:
+    from bmoe.plan import Plan
+
+SCHEMA = 1
+"""Number carried by every JSON record; raised when a field changes its meaning or disappears, not when one is added."""
+
+_EVENTS: dict[type, str] = {RunRecord: "run", TokenRecord: "token", RunSummary: "summary"}
+_FIELDS = {kind: tuple(f.name for f in dataclasses.fields(kind)) for kind in _EVENTS}
+_PACKAGES = ("bmoe", "llama-cpp-python", "numpy")
+
+
+def record_json(record: RunRecord | TokenRecord | RunSummary) -> dict[str, Any]:
+    """A record as a dictionary that ``json.dumps`` takes: ``event``, ``schema``, then every field; null = unmeasured.
+
+    A token carries its residual ``compute_s`` as well. Infinite and undefined numbers become null: JSON has none.
+    """
+    kind = type(record)
+    out: dict[str, Any] = {"event": _EVENTS[kind], "schema": SCHEMA}
+    for name in _FIELDS[kind]:
+        out[name] = _plain(getattr(record, name))
+    if isinstance(record, TokenRecord):
+        out["compute_s"] = _plain(record.compute_s)
+    return out
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+# ---- the run
+
+
+def describe_run(plan: Plan, *, notices: Sequence[str] = (), resolved: Mapping[str, Any] | None = None) -> RunRecord:
+    """The run record of ``plan`` on this machine.
+
+    ``notices`` are added to the plan's own; ``resolved`` overrides what the plan expected with what really happened.
+    """
+    profile = plan.profile
+    return RunRecord(
+        run_id=uuid.uuid4().hex,
+        model=plan.facts.path,
+        arch=plan.facts.arch,
+        versions=versions(),
+        machine=machine_facts(plan.facts.path),
+        profile=profile.model_dump(mode="json"),
+        resolved={**plan.resolved(), **(resolved or {})},
+        traced=any(value is not None for value in profile.trace.model_dump().values()),
+        sampled=profile.sampling.temp > 0,
+        lossy=plan.lossy,
+        speculative=plan.draft is not None,
+        notices=(*plan.notices, *notices),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of bmoe, Python, llama-cpp-python, numpy and the kernel; "not installed" where there is none."""
+    found = {"python": platform.python_version(), "kernel": f"{platform.system()} {platform.release()}"}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def machine_facts(model: str, proc: str = "/proc") -> dict[str, Any]:
+    """The machine as it matters to a figure; every value is None where it cannot be read.
+
+    ``cpu`` model name, ``cpus`` this process may use, ``memory_bytes`` in all, ``filesystem`` type under ``model`` and
+    its ``device``, ``pressure`` the resource whose stall time the token records count.
+    """
+    kind, device = filesystem(model, proc)
+    return {
+        "system": platform.system(),
+        "arch": platform.machine(),
+        "cpu": _cpu_model(proc),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _memory_bytes(proc),
+        "page_bytes": os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None,
+        "filesystem": kind,
+        "device": device,
+        "pressure": _pressure_source(proc),
+    }
+
+
+def filesystem(path: str, proc: str = "/proc") -> tuple[str | None, str | None]:
+    """Type and source of the mount that holds ``path``, from mountinfo; (None, None) where it cannot be told."""
+    target = os.path.realpath(path)
+    best: tuple[int, str | None, str | None] = (-1, None, None)
+    for line in _read(f"{proc}/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        fields, tail = left.split(), right.split()
+        if len(fields) < 5 or len(tail) < 2:
+            continue
+        point = _unescape(fields[4])
+        inside = target == point or target.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= best[0]:  # a later mount at the same point hides the earlier one
+            best = (len(point), tail[0], _unescape(tail[1]))
+    return best[1], best[2]
+
+
+def _unescape(field: str) -> str:
+    """Mountinfo writes space, tab, newline and backslash as three octal digits."""
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(code, char)
+    return field
+
+
+def _cpu_model(proc: str) -> str | None:
+    names: dict[str, str] = {}
+    for line in _read(f"{proc}/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        names.setdefault(key.strip().lower(), value.strip())
+    # arm64 kernels name no model, but phones put the chip under "Hardware"
+    return names.get("model name") or names.get("hardware") or platform.processor() or None
+
+
+def _memory_bytes(proc: str) -> int | None:
+    for line in _read(f"{proc}/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+# ---- the process, between tokens
+
+
+class ProcessSample(NamedTuple):
+    """Process counters: faults and stall time since the last sample, sizes as they are now. None = unmeasured."""
+
+    majflt: int | None
+    minflt: int | None
+    rss_bytes: int | None
+    swap_bytes: int | None
+    psi_some_us: int | None
+
+
+class ProcessCounters:
+    """Reads the counters of this process on descriptors that stay open: about 10 µs a sample.
+
+    RSS and swap come from ``/proc/self/status``, faults from ``getrusage``, stall time from the machine-wide
+    ``/proc/pressure/io`` (``memory`` where there is no ``io``).
+    """
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._status = _open(f"{proc}/self/status")
+        source = _pressure_source(proc)
+        self._pressure = None if source is None else _open(f"{proc}/pressure/{source}")
+        self._faults: tuple[int, int] | None = None
+        self._stalled: int | None = None
+        self.sample()
+
+    def sample(self) -> ProcessSample:
+        """Read the counters; faults and stall time count from the previous sample (or from the construction)."""
+        major = minor = stall = None
+        faults, stalled = _faults(), _stalled_us(self._pressure)
+        if faults is not None and self._faults is not None:
+            major, minor = faults[0] - self._faults[0], faults[1] - self._faults[1]
+        if stalled is not None and self._stalled is not None:
+            stall = stalled - self._stalled
+        self._faults, self._stalled = faults, stalled
+        status = _pread(self._status)
+        return ProcessSample(major, minor, _kib(status, b"VmRSS:"), _kib(status, b"VmSwap:"), stall)
+
+    def peak_rss_bytes(self) -> int | None:
+        """The largest resident size of this process so far (``VmHWM``: ``ru_maxrss`` would include the parent's)."""
+        return _kib(_pread(self._status), b"VmHWM:")
+
+    def close(self) -> None:
+        """Close the descriptors; later samples are unmeasured. May be called twice."""
+        for fd in (self._status, self._pressure):
+            if fd is not None:
+                os.close(fd)
+        self._status = self._pressure = None
+
+
+def _open(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return None
+
+
+def _pread(fd: int | None) -> bytes:
+    if fd is None:
+        return b""
+    try:
+        return os.pread(fd, 8192, 0)
+    except OSError:
+        return b""
+
+
+def _kib(status: bytes, key: bytes) -> int | None:
+    start = status.find(b"\n" + key)
+    if start < 0:
+        return None
+    return int(status[start + 1 + len(key) :].split(None, 1)[0]) * 1024
+
+
+def _pressure_source(proc: str) -> str | None:
+    # a kernel built with PSI but booted without it has the files and refuses to read them
+    for name in ("io", "memory"):
+        fd = _open(f"{proc}/pressure/{name}")
+        readable = _stalled_us(fd) is not None
+        if fd is not None:
+            os.close(fd)
+        if readable:
+            return name
+    return None
+
+
+def _stalled_us(fd: int | None) -> int | None:
+    some = _pread(fd).partition(b"\n")[0]
+    total = some.rpartition(b"total=")[2] if some.startswith(b"some") else b""
+    return int(total) if total.isdigit() else None
+
+
+def _faults() -> tuple[int, int] | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_majflt, usage.ru_minflt
+
+
+# ---- fan-out
+
+
+class FanOut:
+    """Hands records to the sinks of a profile, in its order.
+
+    A sink that cannot open is a :class:`PluginError`, and those opened before it are closed. A sink that raises later
+    is closed, reported once on the log and left out until the next run: telemetry never stops a generation.
+    """
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = tuple(enumerate(sinks))
+        self._live: list[tuple[int, Sink]] = []
+        self._log = get_logger()
+
+    def open(self, run: RunRecord, /) -> None:
+        """Open every sink for one run; raises :class:`PluginError` naming the sink's place in the profile."""
+        self._live = []
+        for index, sink in self._sinks:
+            try:
+                sink.open(run)
+            except Exception as error:
+                self.close(None)
+                if isinstance(error, PluginError):
+                    raise PluginError(f"sink.{index}.{error}") from error
+                reason = f"{type(error).__name__}: {error}"
+                raise PluginError(f"sink.{index}: {type(sink).__name__} cannot open: {reason}") from error
+            self._live.append((index, sink))
+
+    def token(self, record: TokenRecord, /) -> None:
+        """Hand one token to every sink that still works."""
+        failed: list[tuple[int, Sink]] = []
+        for entry in self._live:
+            try:
+                entry[1].token(record)
+            except Exception as error:  # noqa: BLE001 - whatever a sink raises, the generation goes on
+                failed.append(entry)
+                self._report(entry, error)
+        for entry in failed:
+            self._live.remove(entry)
+            self._close(entry, None, quiet=True)
+
+    def close(self, summary: RunSummary | None, /) -> None:
+        """Close every sink that still works; may be called twice."""
+        live, self._live = self._live, []
+        for entry in live:
+            self._close(entry, summary)
+
+    def _close(self, entry: tuple[int, Sink], summary: RunSummary | None, *, quiet: bool = False) -> None:
+        try:
+            entry[1].close(summary)
+        except Exception as error:  # noqa: BLE001 - whatever a sink raises, the generation goes on
+            if not quiet:
+                self._report(entry, error)
+
+    def _report(self, entry: tuple[int, Sink], error: Exception) -> None:
+        index, sink = entry
+        reason = f"{type(error).__name__}: {error}"
+        self._log.warning("sink failed", path=f"sink.{index}", sink=type(sink).__name__, reason=reason)

@@ -1,0 +1,86 @@
+"""Append every record of a run to a file, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from pydantic import Field, field_validator
+
+from bmoe import hookimpl
+from bmoe.contracts import Facts, Options, Provider, RunRecord, RunSummary, Sink, TokenRecord
+from bmoe.errors import PluginError
+from bmoe.telemetry import record_json
+
+
+class JsonlOptions(Options):
+    """Options of the ``jsonl`` sink."""
+
+    path: str = Field(min_length=1, description="file that lines are appended to")
+    flush: bool = Field(default=False, description="write each token out at once; otherwise when the buffer is full")
+
+    @field_validator("path")
+    @classmethod
+    def _whole(cls, path: str) -> str:
+        if path.startswith("~"):
+            raise ValueError("starts with ~, which only a shell expands; write the whole path")
+        return path
+
+
+class Jsonl:
+    """Writes ``run``, ``token`` and ``summary`` lines; each run appends to the same file."""
+
+    def __init__(self, options: JsonlOptions) -> None:
+        self._path = Path(options.path)
+        self._flush = options.flush
+        self._file: TextIO | None = None
+        self._append().close()  # a path that cannot be written is refused before the model is read
+
+    def open(self, run: RunRecord, /) -> None:
+        """Open the file and write the run; raises :class:`PluginError` naming the option."""
+        self._file = self._append()
+        self._write(run, flush=True)
+
+    def token(self, record: TokenRecord, /) -> None:
+        """Write one token."""
+        self._write(record, flush=self._flush)
+
+    def close(self, summary: RunSummary | None, /) -> None:
+        """Write the summary, if there is one, and close the file."""
+        file = self._file
+        if file is None:
+            return
+        try:
+            if summary is not None:
+                self._write(summary, flush=True)
+        finally:
+            self._file = None
+            file.close()
+
+    def _append(self) -> TextIO:
+        try:
+            return self._path.open("a", encoding="utf-8")
+        except (OSError, ValueError) as error:
+            remedy = "name a file in a directory that exists and can be written"
+            raise PluginError(
+                f'options.path = "{self._path}": {getattr(error, "strerror", None) or error}; {remedy}'
+            ) from error
+
+    def _write(self, record: RunRecord | TokenRecord | RunSummary, *, flush: bool) -> None:
+        if self._file is None:
+            return
+        self._file.write(json.dumps(record_json(record)) + "\n")
+        if flush:
+            self._file.flush()
+
+
+def _build(options: JsonlOptions, facts: Facts) -> Jsonl:
+    return Jsonl(options)
+
+
+@hookimpl
+def bmoe_sinks() -> Sequence[Provider[Sink]]:
+    """The ``jsonl`` sink."""
+    return [Provider("jsonl", _build, JsonlOptions, summary="append records to a file, one JSON object a line")]

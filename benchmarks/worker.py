@@ -46,11 +46,11 @@ class Worker:
         return dict(json.loads(line))
 
 
-def random_tokens(count: int, vocabulary: int) -> list[int]:
-    """The i-th is drawn with seed i, as ``--rand`` of the prototype that flash_bound.py can compare with."""
+def random_tokens(count: int, vocabulary: int, first: int = 0) -> list[int]:
+    """The i-th is drawn with seed ``first + i``, as another engine can do too."""
     import numpy as np
 
-    return [int(np.random.default_rng(i).integers(vocabulary)) for i in range(count)]
+    return [int(np.random.default_rng(first + i).integers(vocabulary)) for i in range(count)]
 
 
 def serve(model: str, overrides: list[str]) -> None:

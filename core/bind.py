@@ -7,10 +7,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from bmoe.choices import Choice
 from bmoe.contracts import CachePolicy, DensePlacement, ExpertKey, Facts, Fetcher, ReadBatch, Sink, Ticket
 from bmoe.errors import ModelError, NativeError, PluginError
-from bmoe.plan import Choice, Plan
-from bmoe.problems import cause, toml_value
+from bmoe.plan import Plan
+from bmoe.problems import cause, one_line, toml_value
 
 _MEMBERS = {
     "cache": ("below_cycle", "touch", "admit", "victim", "forget"),
@@ -81,8 +82,8 @@ def bind(plan: Plan) -> HotPath:
     """Build every chosen plugin.
 
     Raises :class:`~bmoe.errors.PluginError` naming provider and TOML path if a build fails or returns an object that
-    lacks a method; what was built before is closed then. A ModelError or NativeError of a build passes as it is: the
-    file or the system failed, not the plugin.
+    lacks a method; what was built before is closed then. A PluginError that starts with "options.KEY" gets the place
+    of that option. A ModelError or NativeError passes as it is: the file or the system failed, not the plugin.
     """
     facts = plan.facts_for_build()
     with ExitStack() as built:
@@ -112,9 +113,19 @@ def _build(plan: Plan, choice: Choice, facts: Facts) -> Any:
         item = choice.provider.build(choice.options, facts)
     except (ModelError, NativeError):
         raise
+    except PluginError as exc:
+        option, blank, rest = str(exc).partition(" ")
+        if not option.startswith("options."):
+            raise PluginError(_cannot(said, exc)) from exc
+        table = choice.path.rpartition(".")[0]
+        raise PluginError(f"{plan.profile.where(f'{table}.{option}')}{blank}{one_line(rest)}") from exc
     except Exception as exc:
-        raise PluginError(f"{said} cannot be built; correct its options or the plugin ({cause(exc)})") from exc
+        raise PluginError(_cannot(said, exc)) from exc
     missing = [name for name in _MEMBERS[choice.kind] if not hasattr(item, name)]
     if missing:
         raise PluginError(f"{said} builds {type(item).__name__}, which lacks {', '.join(missing)}; correct the plugin")
     return item
+
+
+def _cannot(said: str, exc: Exception) -> str:
+    return f"{said} cannot be built; correct its options or the plugin ({cause(exc)})"

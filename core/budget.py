@@ -80,13 +80,13 @@ def decide_budget(
         return size_budget(int(amount), cache.budget_mb, facts, machine.page_bytes)
 
     off = sized(0)
-    if not facts.banks:
-        return BudgetOutcome(off)
     if policy == "none":
         if cache.budget_mb in ("auto", 0):
             return BudgetOutcome(off)
         said = f"cache.budget_mb = {toml_value(cache.budget_mb)}"
         return BudgetOutcome(off, problem=f'{said} has no use with cache.policy = "none"; set 0 or choose a policy')
+    if not facts.banks:
+        return BudgetOutcome(off)
     if cache.budget_mb == "auto":
         return _automatic(cache, machine, sized, below_cycle)
     budget = sized(round(cache.budget_mb * MIB))

@@ -575,7 +575,8 @@ class RunSummary:
     """The end of a run. Rates, hits and bytes per token are of decode; the prompt's are named ``prefill``.
 
     ``tok_s`` is decoded tokens over ``decode_s``, the sum of their decode calls. ``stop`` is why it ended: ``length``,
-    ``eog``, ``cancelled`` or ``error``. ``slot_bytes`` is reserved for shared slots when the cache is off.
+    ``context`` (no room for more), ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``;
+    ``slot_bytes`` is reserved for shared slots when the cache is off.
     """
 
     tokens: int

@@ -5,27 +5,27 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bmoe import plugins
 from bmoe.bind import HotPath, bind
 from bmoe.contracts import DenseTensor, Placement, RunRecord
 from bmoe.decode import DecodeCost
-from bmoe.errors import ModelError, NativeError
-from bmoe.layout import read_model
+from bmoe.errors import NativeError
 from bmoe.log import get_logger
 from bmoe.machine import read_machine
 from bmoe.native import capture, tensor
 from bmoe.native.evalhook import Seam, make_seam
 from bmoe.native.model import Context, ContextOptions, Model
-from bmoe.plan import Plan, make_plan
-from bmoe.profile import Profile, load_profile
-from bmoe.registry import load_registry
+from bmoe.plan import Plan
+from bmoe.process import ProcessCounters
+from bmoe.profile import Profile
+from bmoe.resolve import resolve
 from bmoe.store import ExpertStore, SharedSlots, Store
 from bmoe.stream import Stream
-from bmoe.telemetry import FanOut, ProcessCounters, describe_run
+from bmoe.telemetry import FanOut, describe_run
 
 if TYPE_CHECKING:
     from bmoe.conversation import Conversation
@@ -44,13 +44,7 @@ def open_engine(
     ``overrides`` are ``"key.path=VALUE"`` strings; ``seam`` chooses the eval hook: auto, c or python.
     Raises ProfileError with every problem of the profile, PluginError, ModelError or NativeError.
     """
-    chosen = profile if isinstance(profile, Profile) else load_profile(profile, model=model, overrides=overrides)
-    catalog = plugins.load_plugins(chosen, load_registry())
-    if chosen.model.path is None:
-        raise ModelError(f"{chosen.source}: no model; give one with --model FILE or model.path")
-    facts = read_model(str(chosen.model.path), catalog.archs)
-    plan = make_plan(chosen, catalog, facts, read_machine())
-    return Engine(plan, seam=seam)
+    return Engine(resolve(profile, model=model, overrides=overrides), seam=seam)
 
 
 class Engine:
@@ -68,6 +62,7 @@ class Engine:
         # reentrant, since a signal handler may stop the decode that its own thread is about to begin
         self._turn = threading.RLock()
         self._running: Context | None = None
+        self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         self._log = get_logger()
         with contextlib.ExitStack() as stack:
             tensor.self_check()
@@ -104,7 +99,9 @@ class Engine:
         """A new conversation with a KV of its own; all conversations share the experts in memory."""
         from bmoe.conversation import Conversation
 
-        return Conversation(self)
+        conversation = Conversation(self)
+        self._conversations.add(conversation)
+        return conversation
 
     def context_options(self) -> ContextOptions:
         """Parameters of every context of this engine."""
@@ -141,8 +138,8 @@ class Engine:
             if stream is not None:
                 try:
                     stream.settle()
-                except BaseException as error:
-                    self.seam.fail(error)  # unless an earlier failure is stashed, which is the one to raise
+                except BaseException as error:  # noqa: BLE001 - raised below, unless an earlier failure is stashed
+                    self.seam.fail(error)
             stopped = self.seam.stopped
             self.seam.finish()
             # a latch that is set between two groups leaves the graph early, and llama_decode still returns 0
@@ -176,8 +173,11 @@ class Engine:
                     self.sinks.close(summary[0])
 
     def close(self) -> None:
-        """Free everything, in the reverse order of opening. Close conversations first. May be called twice."""
-        self._closing.close()
+        """Close the conversations, then free everything in the reverse order of opening. May be called twice."""
+        with self._lock:
+            for conversation in list(self._conversations):
+                conversation.close()
+            self._closing.close()
 
     def _make_store(self) -> Store:
         plan, banks = self.plan, self.plan.facts.banks

@@ -22,7 +22,7 @@ from bmoe.problems import cause, one_line, suggest, toml_value
 from bmoe.profile import Profile
 from bmoe.registry import AUTO, KINDS, Registry
 from bmoe.rows import Sourced, merge_rows, read_rows, row_problem
-from bmoe.selection import selections, unknown_name
+from bmoe.selection import selections
 
 if TYPE_CHECKING:
     from bmoe.plan import Plan
@@ -47,14 +47,24 @@ class Catalog:
     """What was loaded: rows and providers by name, and where each came from.
 
     ``known`` are all names that could be chosen, loaded or not. ``manager`` is for tests, which arm a tripwire on it.
+    ``problems`` say what could not be loaded, and ``failed`` of which plugins names may be lacking for that reason.
     """
 
     archs: Mapping[str, ArchRow]
     providers: Mapping[str, Mapping[str, Provider[Any]]]
     known: Mapping[str, tuple[str, ...]]
     manager: pluggy.PluginManager
+    problems: tuple[str, ...]
+    failed: frozenset[str]
+    _cause: BaseException | None
     _origins: Mapping[tuple[str, str], str]
     _experimental: frozenset[tuple[str, str]]
+
+    def refuse(self) -> Catalog:
+        """This catalog, if all of it could be loaded; else raises PluginError with every problem, one line each."""
+        if self.problems:
+            raise PluginError("\n".join(self.problems)) from self._cause
+        return self
 
     def origin(self, kind: str, name: str) -> str:
         """What provides ``name``: a module of bmoe, an installed plugin (its name) or a TOML file; else KeyError."""
@@ -109,9 +119,13 @@ def load_plugins(profile: Profile, registry: Registry) -> Catalog:
     Raises :class:`~bmoe.errors.PluginError` with every problem, one line each: a plugin that is unknown, cannot be
     imported, implements an unknown hook, or takes a name that is taken.
     """
-    chosen = selections(profile)
+    return gather_plugins(profile, registry).refuse()
+
+
+def gather_plugins(profile: Profile, registry: Registry) -> Catalog:
+    """As :func:`load_plugins`, but what cannot be loaded is among the catalog's problems, so that the rest serves."""
     wanted = {("arch", name) for name in registry.names("arch")}
-    for selection in chosen:
+    for selection in selections(profile):
         names = AUTO.get(selection.kind, ()) if selection.name == "auto" else (selection.name,)
         wanted |= {(selection.kind, name) for name in names}
     loading = _Loading(registry, _fresh_manager())
@@ -123,15 +137,7 @@ def load_plugins(profile: Profile, registry: Registry) -> Catalog:
         except PluginError as exc:
             for line in str(exc).splitlines():
                 loading.problem(f"{profile.where(f'plugins.archs.{index}')}: {line}", exc)
-    catalog = _catalog(loading)
-    if loading.problems:
-        # Planning will not be reached, so the names that it would refuse are reported with the rest.
-        for selection in chosen:
-            kind, name = selection.kind, selection.name
-            known = catalog.known[kind]
-            if name != "auto" and name not in known and name.partition(".")[0] not in loading.failed:
-                loading.problem(unknown_name(profile, selection, known, installed_plugins()))
-    return _finish(loading, catalog)
+    return _catalog(loading)
 
 
 def load_all(registry: Registry, enable: Iterable[str] = ()) -> Catalog:
@@ -141,7 +147,7 @@ def load_all(registry: Registry, enable: Iterable[str] = ()) -> Catalog:
     """
     loading = _Loading(registry, _fresh_manager())
     _load(loading, [row.module for row in registry.rows], enable, "plugins.enable")
-    return _finish(loading, _catalog(loading))
+    return _catalog(loading).refuse()
 
 
 def installed_plugins() -> dict[str, EntryPoint]:
@@ -289,7 +295,9 @@ def _collect(loading: _Loading, plugin: object) -> None:
                     provided.add((kind, provider.name))
     except PluginError as exc:
         loading.problem(f"{place}: {exc}", exc)
-    if loading.is_own(name) and len(loading.problems) == before:
+    if len(loading.problems) > before:
+        loading.failed.add(name)
+    elif loading.is_own(name):
         _match_registry(loading, name, provided)
 
 
@@ -345,6 +353,9 @@ def _catalog(loading: _Loading) -> Catalog:
         providers=MappingProxyType({k: MappingProxyType(v) for k, v in loading.providers.items()}),
         known=MappingProxyType({str(k): names for k, names in known.items()}),
         manager=loading.manager,
+        problems=tuple(dict.fromkeys(loading.problems)),
+        failed=frozenset(loading.failed),
+        _cause=loading.first_cause,
         _origins=MappingProxyType(origins),
         _experimental=frozenset(
             (str(row.kind), row.name)
@@ -352,9 +363,3 @@ def _catalog(loading: _Loading) -> Catalog:
             if row.stability == "experimental" and origins.get((row.kind, row.name)) == row.module
         ),
     )
-
-
-def _finish(loading: _Loading, catalog: Catalog) -> Catalog:
-    if loading.problems:
-        raise PluginError("\n".join(dict.fromkeys(loading.problems))) from loading.first_cause
-    return catalog

@@ -6,11 +6,19 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast, get_args, get_origin
+from typing import Any, NamedTuple, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 Path = tuple[str, ...]
+
+
+class Problem(NamedTuple):
+    """One line about what stands at ``path``."""
+
+    path: Path
+    line: str
+
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 _QUOTED = re.compile(r"'([^']*)'")
@@ -73,19 +81,24 @@ def suggest(word: object, known: Iterable[str]) -> str:
 
 def explain(
     error: ValidationError, model: type[BaseModel], data: object, where: Callable[[Path], str], prefix: Path = ()
-) -> list[str]:
-    """Every problem that pydantic found in ``data`` for ``model``, one line each.
+) -> dict[Path, str]:
+    """Every problem that pydantic found in ``data`` for ``model``: one line for each whole TOML path.
 
     ``where`` turns a whole TOML path into ``FILE: a.b.c``; ``prefix`` is the path of ``data`` itself.
     """
     found: dict[Path, list[str]] = {}
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    # A key that was misspelt is not missing as well.
+    misspelt = {meant(tuple(map(str, item["loc"])), model) for item in items if item["type"] == "extra_forbidden"}
+    for item in items:
         loc, value = _walk(data, item["loc"], keep_last=item["type"] == "missing")
-        reason = _reason(item, model, loc, prefix)
         missing = item["type"] == "missing"
+        if missing and loc in misspelt:
+            continue
+        reason = _reason(item, model, loc, prefix)
         found.setdefault(loc, []).append(reason if missing else f"= {toml_value(value)} {reason}")
     # The members of a union each have a reason of their own; the first stands for them.
-    return [f"{where(prefix + loc)} {reasons[0]}" for loc, reasons in found.items()]
+    return {prefix + loc: f"{where(prefix + loc)} {reasons[0]}" for loc, reasons in found.items()}
 
 
 def _walk(data: object, loc: Sequence[int | str], *, keep_last: bool) -> tuple[Path, object]:
@@ -154,7 +167,7 @@ def _reason(item: Any, model: type[BaseModel], loc: Path, prefix: Path) -> str:
     if kind == "extra_forbidden":
         section = dotted(prefix + loc[:-1])
         of = f"a key of [{section}]" if section else "a section of a profile"
-        return f"is not {of}; {_known_key(last, model, parent)}"
+        return f"is not {of}; {_known_key(loc, model, parent)}"
     if kind in ("value_error", "assertion_error"):
         return one_line(context.get("error", item["msg"]))
     if kind in ("literal_error", "enum"):
@@ -172,11 +185,23 @@ def _reason(item: Any, model: type[BaseModel], loc: Path, prefix: Path) -> str:
     return f"is refused: {one_line(item['msg'])}; correct it"
 
 
-def _known_key(word: str, model: type[BaseModel], parent: type[BaseModel] | None) -> str:
+def meant(loc: Path, model: type[BaseModel]) -> Path | None:
+    """The key that an unknown one at ``loc`` seems to stand for: of nearly its name, or its namesake elsewhere."""
+    parent = _table(model, loc[:-1])
+    if parent is None or loc[-1] in parent.model_fields:
+        return None
+    near = difflib.get_close_matches(loc[-1][:64].lower(), parent.model_fields, n=1)
+    if near:
+        return (*loc[:-1], near[0])
+    for section, info in model.model_fields.items():
+        if any(loc[-1] in table.model_fields for table in _models_in(info.annotation) if table is not parent):
+            return (section, loc[-1])
+    return None
+
+
+def _known_key(loc: Path, model: type[BaseModel], parent: type[BaseModel] | None) -> str:
+    at = meant(loc, model)
+    if at is not None and at[-1] == loc[-1]:
+        return f"it belongs to [{at[0]}]"
     known = list(parent.model_fields) if parent else []
-    if not difflib.get_close_matches(word[:64].lower(), known, n=1):
-        for section, info in model.model_fields.items():
-            for table in _models_in(info.annotation):
-                if word in table.model_fields and table is not parent:
-                    return f"it belongs to [{section}]"
-    return suggest(word, known) if known else "remove it: no key is known here"
+    return suggest(loc[-1], known) if known else "remove it: no key is known here"

@@ -5,16 +5,19 @@ Nothing here knows plugins, models or machines: those questions are :mod:`bmoe.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from bmoe.errors import ProfileError
-from bmoe.problems import dotted, explain, one_line, suggest, toml_value
-from bmoe.tables import Table, apply_override, parse_override, plain_table, plain_value, read_toml
+from bmoe.origin import Origin, order_of
+from bmoe.problems import Problem, one_line, suggest, toml_value
+from bmoe.salvage import salvage, take_away
+from bmoe.tables import Problems, Table, apply_override, parse_override, plain_table, plain_value, read_toml
 from bmoe.values import FilePath, Flag, OptionTable, Text, choice, number
 
 _INT32 = 2**31 - 1
@@ -202,22 +205,38 @@ class Profile(Section):
     serve: ServeSection = ServeSection()
     plugins: PluginsSection = PluginsSection()
 
-    _source: str = PrivateAttr("profile")
-    _given: Mapping[tuple[str, ...], str] = PrivateAttr(default_factory=dict)
+    _origin: Origin = PrivateAttr(default_factory=Origin)
+
+    @property
+    def origin(self) -> Origin:
+        """Where this profile's values come from."""
+        return self._origin
+
+    def set_origin(self, origin: Origin) -> None:
+        """Say where they come from; for the loader."""
+        self._origin = origin
 
     @property
     def source(self) -> str:
         """What messages call this profile: its path as given, or the name of a bundled one."""
-        return self._source
+        return self._origin.source
 
-    def set_source(self, source: str, given: Mapping[tuple[str, ...], str]) -> None:
-        """Say where this profile came from: its display name, and which paths an argument gave instead."""
-        self._source, self._given = source, given
+    @property
+    def refused(self) -> list[Problem]:
+        """What :func:`read_profile` found wrong; empty for a profile that :func:`load_profile` returned."""
+        return [Problem(path, line) for path, line in self._origin.refused.items()]
 
     def where(self, path: str | tuple[str, ...]) -> str:
         """``FILE: a.b.c`` for a message; ``--set`` or ``--model`` in place of the file if the value came from there."""
-        parts = tuple(path.split(".")) if isinstance(path, str) else path
-        return f"{_giver(parts, self._given, self._source)}: {dotted(parts)}"
+        return self._origin.where(_parts(path))
+
+    def in_doubt(self, path: str | tuple[str, ...]) -> bool:
+        """Whether what was said at ``path`` was refused, so that nothing can be concluded from its default."""
+        return self._origin.in_doubt(_parts(path))
+
+    def in_order(self, problems: Iterable[Problem]) -> list[str]:
+        """The lines of ``problems`` in the order of this profile, each once."""
+        return self._origin.in_order(problems)
 
 
 _PATH_KEYS = (
@@ -239,89 +258,90 @@ def bundled_profiles() -> dict[str, Path]:
 
 
 def load_profile(
-    profile: str | Path | Mapping[str, Any], *, model: str | None = None, overrides: Sequence[str] = ()
+    profile: str | Path | Mapping[str, Any] | Profile, *, model: str | None = None, overrides: Sequence[str] = ()
 ) -> Profile:
     """Load, override and validate a profile.
 
-    ``profile`` is a path first, then the name of a bundled profile, or a table that is already in memory. ``model``
-    replaces ``model.path``; ``overrides`` are ``a.b.c=VALUE`` texts, applied in order after it. A relative path is
-    relative to the profile's folder where the profile says it, else to the current directory.
+    ``profile`` is a path first, then the name of a bundled profile, or a table or a profile that is already in
+    memory. ``model`` replaces ``model.path``; ``overrides`` are ``a.b.c=VALUE`` texts, applied in order after it. A
+    relative path is relative to the profile's folder where the profile says it, else to the current directory.
 
     Raises :class:`~bmoe.errors.ProfileError` with every problem, one line each.
     """
-    problems: list[str] = []
-    if isinstance(profile, Mapping):
-        source, folder, raw = "profile", None, profile
+    loaded = read_profile(profile, model=model, overrides=overrides)
+    if loaded.refused:
+        raise ProfileError(loaded.in_order(loaded.refused))
+    return loaded
+
+
+def read_profile(
+    profile: str | Path | Mapping[str, Any] | Profile, *, model: str | None = None, overrides: Sequence[str] = ()
+) -> Profile:
+    """As :func:`load_profile`, but what is wrong is taken away and remembered, so that the rest can be checked too.
+
+    Raises :class:`~bmoe.errors.ProfileError` only if there is no table at all.
+    """
+    folder: Path | None = None
+    raw: Mapping[str, Any]
+    before = profile.origin if isinstance(profile, Profile) else Origin()
+    if isinstance(profile, Profile):
+        source, raw = profile.source, profile.model_dump(mode="json")
+    elif isinstance(profile, Mapping):
+        source, raw = "profile", profile
     else:
         path, source = _find(profile)
         folder, raw = path.parent, read_toml(path, source)
+    given, problems = dict(before.given), dict(before.refused)
     data = plain_table(raw, source, problems)
     if folder is not None:
         _anchor(data, folder)
-    given: dict[tuple[str, ...], str] = {}
+    order = order_of(data)
+    doubts = before.doubts | {take_away(data, path) for path in problems}
     if model is not None:
         _override(data, ("model", "path"), model, "--model", given, problems)
     for text in overrides:
         try:
             at, value = parse_override(text)
         except ProfileError as exc:
-            problems += exc.problems
+            problems["--set", text] = str(exc)
         else:
             _override(data, at, value, "--set", given, problems)
-    said = {line.partition(" = ")[0] for line in problems}
-    loaded, found = _validate(data, source, given)
-    # A value that is not plain TOML was reported above; its type is wrong as well, which adds nothing.
-    problems += [line for line in found if line.partition(" = ")[0] not in said]
-    if loaded is None or problems:
-        raise ProfileError(list(dict.fromkeys(problems)))
+    for at in order_of(data):
+        order.setdefault(at, len(order))
+    origin = Origin(source, given, order)
+    loaded, doubts = salvage(Profile, data, origin.where, problems, doubts)
+    problems.update(_together(loaded, origin.where))
+    loaded.set_origin(replace(origin, refused=problems, doubts=doubts.union(problems)))
     return loaded
 
 
 def _override(
-    data: Table, at: tuple[str, ...], value: Any, label: str, given: dict[tuple[str, ...], str], problems: list[str]
+    data: Table, at: tuple[str, ...], value: Any, label: str, given: dict[tuple[str, ...], str], problems: Problems
 ) -> None:
-    before = len(problems)
-    plain_value(value, at, label, problems)
-    if len(problems) > before:
-        return
-    try:
-        apply_override(data, at, value)
-    except ProfileError as exc:
-        problems += exc.problems
-    else:
-        given[at] = label
+    wrong: Problems = {}
+    plain_value(value, at, label, wrong)
+    if not wrong:
+        try:
+            apply_override(data, at, value)
+        except ProfileError as exc:
+            wrong[at] = str(exc)
+        else:
+            given[at] = label
+    problems.update(wrong)
 
 
-def _validate(data: Table, source: str, given: Mapping[tuple[str, ...], str]) -> tuple[Profile | None, list[str]]:
-    def where(path: tuple[str, ...]) -> str:
-        return f"{_giver(path, given, source)}: {dotted(path)}"
-
-    problems = _together(data, where)
-    try:
-        loaded = Profile.model_validate(data)
-    except ValidationError as exc:
-        return None, problems + explain(exc, Profile, data, where)
-    loaded.set_source(source, given)
-    return loaded, problems
-
-
-def _together(data: Table, where: Callable[[tuple[str, ...]], str]) -> list[str]:
-    """What two keys say against each other; looked at before validation, so that it is reported with the rest."""
-    cache = data.get("cache")
-    if not isinstance(cache, dict):
-        return []
-    budget, ceiling = cache.get("budget_mb"), cache.get("ceil_mb")
-    if not isinstance(budget, int | float) or not isinstance(ceiling, int | float) or not 0 < ceiling < budget:
-        return []
+def _together(profile: Profile, where: Callable[[tuple[str, ...]], str]) -> Problems:
+    """What two keys say against each other."""
+    budget, ceiling = profile.cache.budget_mb, profile.cache.ceil_mb
+    if budget == "auto" or not 0 < ceiling < budget:
+        return {}
     path = ("cache", "budget_mb")
-    return [f"{where(path)} = {toml_value(budget)} is above cache.ceil_mb = {toml_value(ceiling)}; change one of them"]
+    said = f"{where(path)} = {toml_value(budget)} is above cache.ceil_mb"
+    return {path: f"{said} = {ceiling:g}; change one of them"}
 
 
-def _giver(path: tuple[str, ...], given: Mapping[tuple[str, ...], str], source: str) -> str:
-    for length in range(len(path), 0, -1):
-        if path[:length] in given:
-            return given[path[:length]]
-    return source
+def _parts(path: str | tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(path.split(".")) if isinstance(path, str) else path
 
 
 def _anchor(data: Table, folder: Path) -> None:

@@ -52,7 +52,7 @@ def read_rows(path: str) -> list[ArchRow]:
     try:
         tables = _RowFile.model_validate(data).arch
     except ValidationError as exc:
-        raise PluginError("\n".join(explain(exc, _RowFile, data, lambda p: f"{label}: {dotted(p)}"))) from exc
+        raise PluginError("\n".join(explain(exc, _RowFile, data, lambda p: f"{label}: {dotted(p)}").values())) from exc
     rows = [_row(table) for table in tables]
     problems = [f"{label}: {problem}" for row in rows if (problem := row_problem(row))]
     if problems:

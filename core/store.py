@@ -1,9 +1,9 @@
 """Expert residency: which entries are in memory, within a budget counted in pages really held.
 
 The policy ranks, the store owns bytes. An entry is one expert of one bank with all its projections, at the address
-where the kernel looks for it. :class:`ExpertStore` keeps entries between tokens and moves an evicted entry's pages under the
-newcomer, because freeing, faulting and zeroing pages costs more than reading them. :class:`SharedSlots` keeps nothing:
-all layers use one set of slots.
+where the kernel looks for it. :class:`ExpertStore` keeps entries between tokens and moves an evicted entry's pages
+under the newcomer, because freeing, faulting and zeroing pages costs more than reading them. :class:`SharedSlots` keeps
+nothing: all layers use one set of slots.
 """
 
 from __future__ import annotations

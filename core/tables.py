@@ -18,6 +18,8 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 Table = dict[str, Any]
+Problems = dict[tuple[str, ...], str]
+"""What is wrong, by path: one line each."""
 
 _LIMIT_BYTES = 1 << 20
 _LIMIT_DEPTH = 24
@@ -68,7 +70,7 @@ def parse_toml(text: str, label: str) -> Table:
     return table
 
 
-def plain_table(data: Mapping[Any, Any], label: str, problems: list[str]) -> Table:
+def plain_table(data: Mapping[Any, Any], label: str, problems: Problems) -> Table:
     """A deep copy of ``data`` in plain dicts and lists; what TOML cannot say, or a run record not repeat, is a problem.
 
     ``None`` counts as absent, so that a dumped profile loads again.
@@ -77,25 +79,26 @@ def plain_table(data: Mapping[Any, Any], label: str, problems: list[str]) -> Tab
     return copy if isinstance(copy, dict) else {}
 
 
-def plain_value(value: Any, path: tuple[str, ...], label: str, problems: list[str]) -> Any:
+def plain_value(value: Any, path: tuple[str, ...], label: str, problems: Problems) -> Any:
     """What :func:`plain_table` does, for one value at ``path``."""
     if len(path) > _LIMIT_DEPTH:
-        problems.append(f"{label}: {dotted(path[:3])} is nested more than {_LIMIT_DEPTH} deep; flatten it")
+        problems[path[:3]] = f"{label}: {dotted(path[:3])} is nested more than {_LIMIT_DEPTH} deep; flatten it"
         return None
     if isinstance(value, Mapping):
         table: Table = {}
         for key, item in value.items():
+            at = (*path, str(key))
             if not isinstance(key, str) or _broken(key):
-                problems.append(f"{label}: {dotted((*path, key))} is not a key; keys are UTF-8 text")
+                problems[at] = f"{label}: {dotted(at)} is not a key; keys are UTF-8 text"
             elif item is not None:
-                table[key] = plain_value(item, (*path, key), label, problems)
+                table[key] = plain_value(item, at, label, problems)
         return table
     if isinstance(value, list | tuple):
         return [plain_value(item, (*path, str(index)), label, problems) for index, item in enumerate(value)]
     leaf = str(value) if isinstance(value, Path) else value
     wrong = _leaf_problem(leaf)
     if wrong:
-        problems.append(f"{label}: {dotted(path)} = {toml_value(leaf)} {wrong}")
+        problems[path] = f"{label}: {dotted(path)} = {toml_value(leaf)} {wrong}"
     return leaf
 
 

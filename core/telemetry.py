@@ -1,4 +1,4 @@
-"""What a run records about itself: the machine, the process between tokens, and the fan-out of records to sinks.
+"""What a run records about itself and its machine, the form that records have outside, and their fan-out to sinks.
 
 Records themselves are plain data in :mod:`bmoe.contracts`; here they are filled, turned into JSON and handed on.
 """
@@ -13,11 +13,13 @@ import platform
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from bmoe.contracts import RunRecord, RunSummary, Sink, TokenRecord
 from bmoe.errors import PluginError
 from bmoe.log import get_logger
+from bmoe.machine import read_machine
+from bmoe.process import pressure_source
 
 if TYPE_CHECKING:
     from bmoe.plan import Plan
@@ -56,9 +58,6 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-# ---- the run
-
-
 def describe_run(plan: Plan, *, notices: Sequence[str] = (), resolved: Mapping[str, Any] | None = None) -> RunRecord:
     """The run record of ``plan`` on this machine.
 
@@ -92,23 +91,24 @@ def versions() -> dict[str, str]:
     return found
 
 
-def machine_facts(model: str, proc: str = "/proc") -> dict[str, Any]:
+def machine_facts(model: str, root: Path = Path("/")) -> dict[str, Any]:
     """The machine as it matters to a figure; every value is None where it cannot be read.
 
     ``cpu`` model name, ``cpus`` this process may use, ``memory_bytes`` in all, ``filesystem`` type under ``model`` and
-    its ``device``, ``pressure`` the resource whose stall time the token records count.
+    its ``device``, ``pressure`` the resource whose stall time the token records count. ``root`` is where /proc is.
     """
+    machine, proc = read_machine(root), str(root / "proc")
     kind, device = filesystem(model, proc)
     return {
-        "system": platform.system(),
-        "arch": platform.machine(),
+        "system": machine.system,
+        "arch": machine.arch,
         "cpu": _cpu_model(proc),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": machine.cpus,
         "memory_bytes": _memory_bytes(proc),
-        "page_bytes": os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None,
+        "page_bytes": machine.page_bytes,
         "filesystem": kind,
         "device": device,
-        "pressure": _pressure_source(proc),
+        "pressure": pressure_source(proc),
     }
 
 
@@ -156,111 +156,6 @@ def _read(path: str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-# ---- the process, between tokens
-
-
-class ProcessSample(NamedTuple):
-    """Process counters: faults and stall time since the last sample, sizes as they are now. None = unmeasured."""
-
-    majflt: int | None
-    minflt: int | None
-    rss_bytes: int | None
-    swap_bytes: int | None
-    psi_some_us: int | None
-
-
-class ProcessCounters:
-    """Reads the counters of this process on descriptors that stay open: about 10 µs a sample.
-
-    RSS and swap come from ``/proc/self/status``, faults from ``getrusage``, stall time from the machine-wide
-    ``/proc/pressure/io`` (``memory`` where there is no ``io``).
-    """
-
-    def __init__(self, proc: str = "/proc") -> None:
-        self._status = _open(f"{proc}/self/status")
-        source = _pressure_source(proc)
-        self._pressure = None if source is None else _open(f"{proc}/pressure/{source}")
-        self._faults: tuple[int, int] | None = None
-        self._stalled: int | None = None
-        self.sample()
-
-    def sample(self) -> ProcessSample:
-        """Read the counters; faults and stall time count from the previous sample (or from the construction)."""
-        major = minor = stall = None
-        faults, stalled = _faults(), _stalled_us(self._pressure)
-        if faults is not None and self._faults is not None:
-            major, minor = faults[0] - self._faults[0], faults[1] - self._faults[1]
-        if stalled is not None and self._stalled is not None:
-            stall = stalled - self._stalled
-        self._faults, self._stalled = faults, stalled
-        status = _pread(self._status)
-        return ProcessSample(major, minor, _kib(status, b"VmRSS:"), _kib(status, b"VmSwap:"), stall)
-
-    def peak_rss_bytes(self) -> int | None:
-        """The largest resident size of this process so far (``VmHWM``: ``ru_maxrss`` would include the parent's)."""
-        return _kib(_pread(self._status), b"VmHWM:")
-
-    def close(self) -> None:
-        """Close the descriptors; later samples are unmeasured. May be called twice."""
-        for fd in (self._status, self._pressure):
-            if fd is not None:
-                os.close(fd)
-        self._status = self._pressure = None
-
-
-def _open(path: str) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-    except OSError:
-        return None
-
-
-def _pread(fd: int | None) -> bytes:
-    if fd is None:
-        return b""
-    try:
-        return os.pread(fd, 8192, 0)
-    except OSError:
-        return b""
-
-
-def _kib(status: bytes, key: bytes) -> int | None:
-    start = status.find(b"\n" + key)
-    if start < 0:
-        return None
-    return int(status[start + 1 + len(key) :].split(None, 1)[0]) * 1024
-
-
-def _pressure_source(proc: str) -> str | None:
-    # a kernel built with PSI but booted without it has the files and refuses to read them
-    for name in ("io", "memory"):
-        fd = _open(f"{proc}/pressure/{name}")
-        readable = _stalled_us(fd) is not None
-        if fd is not None:
-            os.close(fd)
-        if readable:
-            return name
-    return None
-
-
-def _stalled_us(fd: int | None) -> int | None:
-    some = _pread(fd).partition(b"\n")[0]
-    total = some.rpartition(b"total=")[2] if some.startswith(b"some") else b""
-    return int(total) if total.isdigit() else None
-
-
-def _faults() -> tuple[int, int] | None:
-    try:
-        import resource
-    except ImportError:
-        return None
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_majflt, usage.ru_minflt
-
-
-# ---- fan-out
 
 
 class FanOut:

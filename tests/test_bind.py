@@ -177,6 +177,30 @@ def test_a_build_that_raises_names_provider_and_toml_path_and_keeps_the_cause(wo
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_a_plugin_that_refuses_an_option_gets_the_place_of_that_option(world):
+    world.builds["fetch"] = PluginError('options.path = "x": No such file; name another')
+
+    with pytest.raises(PluginError, match=r'^profile: fetch\.options\.path = "x": No such file; name another$'):
+        bind(world.plan())
+
+
+def test_any_other_refusal_of_a_plugin_names_its_provider(world):
+    world.builds["fetch"] = PluginError("optional parts lack")
+
+    with pytest.raises(PluginError, match=r'^profile: fetch\.plugin = "pread" cannot be built; .*optional parts lack'):
+        bind(world.plan())
+
+
+def test_an_option_that_an_override_gave_is_blamed_on_it(tmp_path, world):
+    path = tmp_path / "none" / "run.jsonl"
+
+    with pytest.raises(PluginError) as caught:
+        bind(world.plan("sink.1.plugin=jsonl", f"sink.1.options.path={path}"))
+
+    assert str(caught.value).startswith(f'--set: sink.1.options.path = "{path}": No such file or directory; name a')
+    assert caught.value.exit_code == 2
+
+
 def test_a_file_or_system_that_fails_while_building_surfaces_as_itself(world):
     world.builds["fetch"] = ReadError("m.gguf: cannot be opened")
 

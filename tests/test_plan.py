@@ -16,7 +16,7 @@ from bmoe import BankFacts, ModelFacts, Options, ProjectionFacts, Provider, Shar
 from bmoe.budget import MIB, held_bytes
 from bmoe.errors import PluginError, ProfileError
 from bmoe.machine import Machine
-from bmoe.plan import check_choices, make_plan
+from bmoe.plan import make_plan
 from bmoe.plugins import load_plugins
 from bmoe.profile import load_profile
 from bmoe.registry import load_registry
@@ -374,25 +374,11 @@ def test_a_policy_that_cannot_even_be_built_is_a_problem_with_its_path():
     assert line.startswith('profile: cache.policy = "mine" cannot be built; correct it (ZeroDivisionError')
 
 
-# ---- without a model
-
-
-def test_choices_are_checked_without_a_model():
-    profile = load_profile({"cache": {"policy": "lur"}, "chat": {"think": True}, "sink": [{"plugin": "jsnl"}]})
-    catalog = load_plugins(profile, load_registry())
-
-    with pytest.raises(ProfileError) as caught:
-        check_choices(profile, catalog)
-
-    assert 3 == len(caught.value.problems)
-
-
 @pytest.mark.parametrize("name", ["phone-near-ram", "phone-far-past-ram", "desktop-over-ram", "resident", "demo"])
 def test_every_bundled_profile_makes_a_plan(name):
     profile = load_profile(name)
     catalog = load_plugins(profile, load_registry())
 
-    check_choices(profile, catalog)
     made = make_plan(profile, catalog, FACTS, replace(MACHINE, available_bytes=4096 * MIB))
 
     assert f"{name}.toml" == made.resolved()["profile"]

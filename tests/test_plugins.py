@@ -191,13 +191,6 @@ def test_everything_wrong_with_a_plugin_is_reported_at_once():
         assert line.startswith(f"acme-odd (acme.odd): {text}")
 
 
-def test_names_that_nothing_provides_are_reported_with_the_plugins_that_fail():
-    lines = refused("cache.policy=lur", "sink.0.plugin=acme-broken.x", **enabled("acme-broken"))
-
-    assert 2 == len(lines)
-    assert '--set: cache.policy = "lur" is not a cache policy; did you mean "lru"? (lru, none)' == lines[1]
-
-
 def test_a_module_that_disagrees_with_the_registry_is_refused():
     rows = [{**row, "name": "lruu"} if row["name"] == "lru" else row for row in _rows()]
 

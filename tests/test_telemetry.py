@@ -14,7 +14,9 @@ from structlog.testing import capture_logs
 
 from bmoe.contracts import RunRecord, RunSummary, TokenRecord
 from bmoe.errors import PluginError
-from bmoe.telemetry import SCHEMA, FanOut, ProcessCounters, filesystem, machine_facts, record_json, versions
+from bmoe.machine import read_machine
+from bmoe.process import ProcessCounters
+from bmoe.telemetry import SCHEMA, FanOut, filesystem, machine_facts, record_json, versions
 
 RUN = RunRecord(
     "r1", "m.gguf", "qwen3moe", {"bmoe": "1"}, {"cpus": 2}, {"cache": {"policy": "lru"}}, {}, notices=("n",)
@@ -106,11 +108,19 @@ class TestMachine:
         assert ("erofs", "/dev/x") == filesystem("/any", str(tmp_path))
 
     def test_without_proc_everything_that_it_tells_is_unmeasured(self, tmp_path):
-        facts = machine_facts("/m.gguf", str(tmp_path))
+        facts = machine_facts("/m.gguf", tmp_path)
 
         unknown = ("memory_bytes", "filesystem", "device", "pressure")
         assert [None] * len(unknown) == [facts[name] for name in unknown]
         json.dumps(facts)
+
+    def test_processors_are_those_that_threads_are_counted_by(self, tmp_path):
+        for name, text in (("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/cpu.max", "100000 100000\n")):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True)
+            path.write_text(text)
+
+        assert 1 == machine_facts("/m.gguf", tmp_path)["cpus"] == read_machine(tmp_path).cpus
 
     def test_versions_name_what_a_figure_depends_on(self):
         found = versions()

@@ -10,13 +10,8 @@ from typing import Any
 
 from bmoe.cli.arguments import Parser, UsageError, add_profile_arguments, choose
 from bmoe.cli.output import emit, emit_json, emit_table
-from bmoe.contracts import BankFacts, ModelFacts, ProjectionFacts, ShardFacts
-from bmoe.layout import read_model
-from bmoe.machine import read_machine
-from bmoe.plan import make_plan
-from bmoe.plugins import Catalog, load_plugins
 from bmoe.profile import bundled_profiles, load_profile
-from bmoe.registry import load_registry
+from bmoe.resolve import check
 from bmoe.telemetry import SCHEMA
 
 EXAMPLE = "bmoe profile check my.toml --model model.gguf"
@@ -43,34 +38,18 @@ def _check(arguments: Sequence[str]) -> int:
         EXAMPLE,
     )
     parsed = _parse(parser, arguments)
-    profile = load_profile(parsed.profile, model=parsed.model, overrides=parsed.overrides)
-    catalog = load_plugins(profile, load_registry())
-    given = profile.model.path is not None
-    facts = read_model(str(profile.model.path), catalog.archs) if given else any_model(catalog)
-    plan = make_plan(profile, catalog, facts, read_machine())
+    profile, plan = check(parsed.profile, model=parsed.model, overrides=parsed.overrides)
     if parsed.json:
-        resolved = plan.resolved() if given else None
+        resolved = plan.resolved() if plan is not None else None
         emit_json({"schema": SCHEMA, "profile": profile.source, "resolved": resolved}, indent=2)
         return 0
-    if not given:
+    if plan is None:
         emit(f"{profile.source}: no problem found; give --model to check it together with a model\n")
         return 0
-    emit(f"{profile.source}: no problem found with {facts.path}\n")
+    emit(f"{profile.source}: no problem found with {plan.facts.path}\n")
     for key, value in plan.resolved().items():
         emit(f"  {key} = {json.dumps(value, ensure_ascii=False)}\n")
     return 0
-
-
-def any_model(catalog: Catalog) -> ModelFacts:
-    """A made-up model that nothing can be wrong with, so that the rest of a profile can be checked without one.
-
-    Its cycle is a few KiB, so that no budget is too small for it.
-    """
-    projection = ProjectionFacts("blk.0.ffn_down_exps.weight", "ffn_down_exps", 0, 0, 4096, "F32")
-    return ModelFacts(
-        path="", name="", arch=min(catalog.archs), shards=(ShardFacts("", 1 << 20),), n_layer=1, n_expert=8, n_used=2,
-        n_embd=64, n_vocab=256, n_ctx_train=0, n_nextn=0, banks=(BankFacts(0, 0, 8, 2, (projection,)),), dense=(),
-    )  # fmt: skip
 
 
 def _show(arguments: Sequence[str]) -> int:

@@ -126,7 +126,7 @@ class PythonSeam(Seam):
         params.abort_callback = ctypes.cast(self._abort_callback, binding.ggml_abort_callback)
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self) -> bool:  # noqa: D102 - see Seam
         return self._stop
 
     def _latch(self, on: bool) -> None:
@@ -260,7 +260,7 @@ class CSeam(Seam):
             raise KeyboardInterrupt
 
     @property
-    def stopped(self) -> bool:
+    def stopped(self) -> bool:  # noqa: D102 - see Seam
         return bool(self._state.latch)
 
     def _latch(self, on: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import platform
 import sys
@@ -28,6 +29,7 @@ _AIO_CALLS = {
     "aarch64": {"setup": 0, "destroy": 1, "submit": 2, "getevents": 4},
 }
 O_DIRECT = getattr(os, "O_DIRECT", 0)
+_IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}  # include/uapi/linux/magic.h
 
 
 def pread(fd: int, address: int, nbytes: int, offset: int) -> int:
@@ -67,6 +69,8 @@ def open_data(path: str, *, direct: bool) -> DataFile:
     nbytes = os.fstat(plain).st_size
     if not direct:
         return DataFile(path, plain, nbytes, False, "")
+    if in_memory := _in_memory(plain):
+        return DataFile(path, plain, nbytes, False, f"the file is in memory ({in_memory}), nothing can be bypassed")
     if not O_DIRECT:
         note = _bypass_elsewhere(plain)
         return DataFile(path, plain, nbytes, not note, note)
@@ -77,6 +81,16 @@ def open_data(path: str, *, direct: bool) -> DataFile:
     note = _compare(fd, plain, nbytes)
     os.close(fd if note else plain)
     return DataFile(path, plain if note else fd, nbytes, not note, note)
+
+
+def _in_memory(fd: int) -> str:
+    """The file system's name if its files are page cache: Linux grants O_DIRECT there, although it bypasses nothing."""
+    if not sys.platform.startswith("linux"):
+        return ""
+    facts = (ctypes.c_ulong * 32)()  # struct statfs, which begins with the type
+    if _libc.fstatfs(fd, facts) != 0:
+        return ""
+    return _IN_MEMORY.get(facts[0] & 0xFFFFFFFF, "")
 
 
 def _bypass_elsewhere(fd: int) -> str:
@@ -145,11 +159,16 @@ def aio_missing() -> str:
     if platform.machine() not in _AIO_CALLS:
         return f"no AIO system call numbers for {platform.machine()}"
     try:
-        context = aio_setup(1)
+        _try_aio()
     except NativeError as error:
         return str(error)
-    aio_destroy(context)
     return ""
+
+
+@functools.cache  # which keeps no exception: a refusal is tried again
+def _try_aio() -> None:
+    """Make a context and destroy it; once, since the kernel takes some 30 ms to destroy one."""
+    aio_destroy(aio_setup(1))
 
 
 def _call(name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from bmoe.log import get_logger
@@ -46,3 +46,9 @@ def recent_errors() -> Iterator[deque[str]]:
     errors = start().errors
     errors.clear()
     yield errors
+
+
+def reason(errors: Iterable[str]) -> str:
+    """The last of llama.cpp's error lines that says why; its very last one is often only that it failed."""
+    told = [line for line in errors if not line.endswith("failed to load model")]
+    return told[-1] if told else "no reason given"

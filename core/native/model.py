@@ -91,7 +91,7 @@ class Model:
             carver = stack.enter_context(Carver(facts)) if keep_experts_out else None
             self._handle = llama.llama_model_load_from_file(os.fsencode(facts.path), params)
             if not self._handle:
-                reason = errors[-1] if errors else "no reason given"
+                reason = llamalog.reason(errors)
                 raise ModelError(f"{facts.path}: llama.cpp cannot load this model: {reason}")
             try:
                 if carver is not None:
@@ -170,7 +170,7 @@ class Context:
         with llamalog.recent_errors() as errors:
             self._handle = llama.llama_init_from_model(model.handle, params)
         if not self._handle:
-            reason = errors[-1] if errors else "no reason given"
+            reason = llamalog.reason(errors)
             raise NativeError(
                 f"llama.cpp cannot create a context of {options.ctx} tokens: {reason}; lower model.ctx or model.ubatch"
             )
@@ -189,6 +189,8 @@ class Context:
 
     def decode(self, tokens: Sequence[int]) -> int:
         """Decode up to ``ubatch`` tokens after those in the KV, with logits for the last; llama_decode's code."""
+        if not self._handle:
+            raise NativeError(f"{self.model.path}: this conversation is closed; open another one")
         count = len(tokens)
         self._tokens[:count] = list(tokens)
         return int(self._llama.llama_decode(self._handle, self._llama.llama_batch_get_one(self._tokens, count)))
@@ -204,12 +206,15 @@ class Context:
 
     def truncate(self, position: int) -> bool:
         """Drop everything at or after ``position`` from the KV; False (nothing changed) if this memory cannot."""
+        if not self._handle:
+            return True
         memory_handle = self._llama.llama_get_memory(self._handle)
         return bool(self._llama.llama_memory_seq_rm(memory_handle, 0, position, -1))
 
     def clear(self) -> None:
         """Empty the KV."""
-        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._handle), True)
+        if self._handle:
+            self._llama.llama_memory_clear(self._llama.llama_get_memory(self._handle), True)
 
     def close(self) -> None:
         """Free the context. May be called twice."""

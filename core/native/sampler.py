@@ -26,12 +26,12 @@ class SamplingOptions:
 class Sampler:
     """One generation's sampler; its random state starts from the seed."""
 
-    def __init__(self, options: SamplingOptions) -> None:
+    def __init__(self, options: SamplingOptions, n_vocab: int) -> None:
         self._llama = llama = lib.llama()
         self._chain: Any = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         stages = []
         if options.repeat_penalty != 1.0:
-            stages.append(llama.llama_sampler_init_penalties(64, options.repeat_penalty, 0.0, 0.0))
+            stages.append(llama.llama_sampler_init_penalties(n_vocab, 64, options.repeat_penalty, 0.0, 0.0))
         if options.temp <= 0:
             stages.append(llama.llama_sampler_init_greedy())
         else:

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bmoe.testing.archs import ArchGates
     from bmoe.testing.caches import CachePolicyGates
+    from bmoe.testing.dense import DenseGates
+    from bmoe.testing.fetch import FetchGates
     from bmoe.testing.sinks import SinkGates
 
-__all__ = ["ArchGates", "CachePolicyGates", "SinkGates"]
+__all__ = ["ArchGates", "CachePolicyGates", "DenseGates", "FetchGates", "SinkGates"]
 
 _HOMES = {
     "ArchGates": "bmoe.testing.archs",
     "CachePolicyGates": "bmoe.testing.caches",
+    "DenseGates": "bmoe.testing.dense",
+    "FetchGates": "bmoe.testing.fetch",
     "SinkGates": "bmoe.testing.sinks",
 }
 

@@ -12,17 +12,18 @@ from typing import Any, ClassVar
 import pytest
 
 from bmoe.budget import MIB, held_bytes, size_budget
-from bmoe.conversation import Conversation
 from bmoe.contracts import CachePolicy, ExpertKey, Facts, ModelFacts, Options, Provider
+from bmoe.conversation import Conversation
 from bmoe.errors import ReadError
 from bmoe.native import capture, memory
 from bmoe.native.evalhook import compiled_seam_missing
 from bmoe.native.io import aio_missing
 from bmoe.pages import region_bytes
 from bmoe.plan import Plan
+from bmoe.resolve import resolve
 from bmoe.synth import QUANTS, SHAPES
 from bmoe.synth.blocks import BLOCK
-from bmoe.testing.identity import Generation, RecordingEngine, References, difference, plan_profile
+from bmoe.testing.identity import Generation, RecordingEngine, References, difference
 from bmoe.testing.load import IN_TREE
 from bmoe.testing.models import TinyModels
 from bmoe.testing.watch import Watch, within_reach
@@ -43,7 +44,6 @@ class Cell:
     direct: bool = True
     seam: str = "auto"
     threads: int = 1
-    dense: str = "mmap"
 
 
 @dataclass(slots=True)
@@ -75,9 +75,9 @@ class ArchGates:
     """Proves that an architecture streams with the logits of plain llama.cpp. A subclass sets class attributes.
 
     ``arch`` is the gguf's ``general.architecture``, ``plugin`` the entry point of group ``bmoe.plugins`` that provides
-    its row (``"bmoe"`` for one of bmoe's own). The models are ``shape`` of :data:`bmoe.synth.SHAPES`, by default the tiny
-    one of this architecture; a class for another overrides ``model`` and, if its files come in several quantisations,
-    ``quants``. Its models need few enough experts for a prompt of 40 tokens to use them all.
+    its row (``"bmoe"`` for one of bmoe's own). Models have the shape named ``shape`` in :data:`bmoe.synth.SHAPES`, by
+    default the tiny one of this architecture; a class for another overrides ``model`` and, if its files come in several
+    quantisations, ``quants``. Its models need few enough experts for a prompt of 40 tokens to use them all.
     """
 
     plugin: ClassVar[str] = IN_TREE
@@ -125,13 +125,12 @@ class ArchGates:
             "model": {"path": str(path), "threads": cell.threads, "ctx": 128, "ubatch": UBATCH},
             "cache": {"policy": "lru", "budget_mb": 0},
             "fetch": {"plugin": plugin, "lanes": int(lanes or 1), "direct": cell.direct},
-            "dense": {"placement": cell.dense},
             "plugins": {"enable": [] if self.plugin == IN_TREE else [self.plugin]},
         }
 
     def plan(self, path: Path, cell: Cell) -> Plan:
         """The plan of a cell. A budget below one token's cycle gets a policy that can use it."""
-        plan = plan_profile(self.table(path, cell))
+        plan = resolve(self.table(path, cell))
         cache, amount = plan.cache, budget_bytes(cell.budget, plan.facts)
         if cell.budget == "layer":
             cache = replace(cache, name="newest", provider=Provider("newest", _newest))
@@ -144,12 +143,13 @@ class ArchGates:
         if missing:
             pytest.skip(missing)
         watch = Watch()
-        with RecordingEngine(watch.over(self.plan(path, cell)), seam=cell.seam) as engine:
+        engine = RecordingEngine(watch.over(self.plan(path, cell)), seam=cell.seam)
+        with engine:
             watch.begin(engine)
             yield engine, watch
 
     def check(self, bench: Bench, cell: Cell, quant: str | None = None) -> None:
-        """Generate from every prompt, from one again, and in a second conversation; compare, and prove what was done."""
+        """Generate from every prompt, from one again, and in a second conversation; compare, prove what was done."""
         path = self.model(bench, quant)
         with self.open(path, cell) as (engine, watch):
             prompts = make_prompts(engine.facts)
@@ -171,7 +171,7 @@ class ArchGates:
         assert found == [p.tensor for bank in facts.banks for p in bank.projections]
 
     def test_mapping_is_out_of_reach(self, bench: Bench) -> None:
-        """What the model's own mapping had of experts is inaccessible, so that nothing can read them there by mistake."""
+        """What the model's own mapping had of experts is inaccessible: nothing can read them there by mistake."""
         with self.open(self.model(bench), Cell()) as (engine, _):
             reached = within_reach(engine.facts)
             forbidden = engine.model.report.forbidden_bytes
@@ -200,11 +200,12 @@ class ArchGates:
         """Likewise with experts of any type: strides that are no multiple of a page among them."""
         self.check(bench, Cell(budget, "aio" if not aio_missing() else "pread-2"), quant)
 
-    @pytest.mark.parametrize("budget", ["off", "layer", "half"])
+    @pytest.mark.parametrize("seam", ["c", "python"])
     @pytest.mark.parametrize("batch", [1, 3, 9])
-    def test_a_failed_read_leaves_nothing_valid(self, bench: Bench, budget: str, batch: int) -> None:
+    @pytest.mark.parametrize("budget", ["off", "layer", "half"])
+    def test_a_failed_read_leaves_nothing_valid(self, bench: Bench, budget: str, batch: int, seam: str) -> None:
         """An entry whose read failed is not used afterwards, and the session generates again as if new."""
-        path, cell = self.model(bench), Cell(budget)
+        path, cell = self.model(bench), Cell(budget, seam=seam)
         with self.open(path, cell) as (engine, watch):
             prompts = make_prompts(engine.facts)
             references = bench.references.of(self.table(path, cell), prompts)
@@ -236,9 +237,7 @@ def make_prompts(facts: ModelFacts) -> list[list[int]]:
     return [[draw.randrange(facts.n_vocab) for _ in range(length)] for length in PROMPTS]
 
 
-def compare(
-    engine: RecordingEngine, conversation: Conversation, prompt: Sequence[int], expected: Generation
-) -> None:
+def compare(engine: RecordingEngine, conversation: Conversation, prompt: Sequence[int], expected: Generation) -> None:
     """Generate and hold every logits row against the reference."""
     assert len(expected.tokens) > 1, "the reference ends at once: give the gate a model that does not"
     told = difference(engine.generate(conversation, prompt), expected, len(prompt), UBATCH)

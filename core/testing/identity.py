@@ -18,13 +18,9 @@ from bmoe.conversation import Conversation
 from bmoe.decode import DecodeCost
 from bmoe.engine import Engine
 from bmoe.errors import NativeError
-from bmoe.layout import read_model
-from bmoe.machine import read_machine
 from bmoe.native.model import Context
-from bmoe.plan import Plan, make_plan
-from bmoe.plugins import load_plugins
-from bmoe.profile import load_profile
-from bmoe.registry import load_registry
+from bmoe.plan import Plan
+from bmoe.resolve import resolve
 
 MAX_TOKENS = 6
 
@@ -57,13 +53,6 @@ class RecordingEngine(Engine):
         return Generation(tokens, tuple(self.rows))
 
 
-def plan_profile(table: Mapping[str, Any]) -> Plan:
-    """The plan of a profile that names its model. Raises as :func:`bmoe.open` does."""
-    profile = load_profile(table)
-    catalog = load_plugins(profile, load_registry())
-    return make_plan(profile, catalog, read_model(str(profile.model.path), catalog.archs), read_machine())
-
-
 def resident(table: Mapping[str, Any]) -> dict[str, Any]:
     """The identity reference of a profile; what only steers streaming is left out, for it has no effect."""
     kept = {key: value for key, value in table.items() if key not in {"cache", "fetch", "dense", "sink"}}
@@ -79,7 +68,7 @@ class References:
     def of(
         self, table: Mapping[str, Any], prompts: Sequence[Sequence[int]], max_tokens: int = MAX_TOKENS
     ) -> tuple[Generation, ...]:
-        """What the identity reference of ``table`` generates for each prompt. Raises NativeError if its process fails."""
+        """What the identity reference of ``table`` generates for each prompt. NativeError if its process fails."""
         job = json.dumps(
             {"profile": resident(table), "prompts": [list(p) for p in prompts], "max_tokens": max_tokens},
             sort_keys=True,
@@ -102,12 +91,10 @@ def difference(got: Generation, expected: Generation, prompt_tokens: int, ubatch
     for index, (mine, theirs) in enumerate(zip(got.rows, expected.rows, strict=False)):
         if mine != theirs:
             step = f"part {index + 1} of {parts} of the prompt" if index < parts else f"token {index - parts + 1}"
-            equal = "the next token is the same" if _token(got, index, parts) == _token(expected, index, parts) else (
-                f"the next token is {_token(got, index, parts)} and not {_token(expected, index, parts)}"
-            )
+            mine_next, theirs_next = _token(got, index, parts), _token(expected, index, parts)
             return (
-                f"logits first differ after {step} (decode {index + 1} of {len(expected.rows)}), {equal}: "
-                f"{mine[:12]} and not {theirs[:12]}"
+                f"logits first differ after {step} (decode {index + 1} of {len(expected.rows)}): {mine[:12]} is not "
+                f"{theirs[:12]}; the next token is {mine_next} and should be {theirs_next}"
             )
     if len(got.rows) != len(expected.rows) or got.tokens != expected.tokens:
         return f"{len(got.rows)} decodes gave {got.tokens}, the reference took {len(expected.rows)}: {expected.tokens}"
@@ -121,7 +108,7 @@ def _token(generation: Generation, decode: int, parts: int) -> int | None:
 
 def _reference(job: Mapping[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    engine = RecordingEngine(plan_profile(job["profile"]))
+    engine = RecordingEngine(resolve(job["profile"]))
     with engine:
         if engine.stream is not None or engine.seam.banks:
             raise NativeError("the identity reference must run without streaming and without an eval hook")

@@ -13,8 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from bmoe.contracts import (
-    BankFacts, CachePolicy, ExpertKey, Facts, Fetcher, ModelFacts, Options, Read, ReadBatch, Ticket, expert_key,
-)  # fmt: skip
+    BankFacts,
+    CachePolicy,
+    ExpertKey,
+    Facts,
+    Fetcher,
+    ModelFacts,
+    Options,
+    Read,
+    ReadBatch,
+    Ticket,
+    expert_key,
+)
 from bmoe.engine import Engine
 from bmoe.errors import ReadError
 from bmoe.native import memory

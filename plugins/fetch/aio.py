@@ -32,7 +32,7 @@ class AioFetcher:
         self._files = [io.open_data(path, direct=facts.fetch.direct) for path in facts.fetch.paths]
         self.direct = all(file.direct for file in self._files)
         self.note = next((file.note for file in self._files if file.note), "")
-        depth = facts.fetch.batch
+        self._depth = depth = facts.fetch.batch
         self._context: int | None = io.aio_setup(depth)
         self._calls = io.AioCalls(self._context)
         self._blocks = np.zeros(depth, dtype=np.dtype(io.IOCB_DTYPE))
@@ -44,6 +44,7 @@ class AioFetcher:
 
     def submit(self, reads: ReadBatch, /) -> _Flight:
         """Queue all reads with as few io_submit calls as the kernel takes them in (one, as a rule)."""
+        self._drain()  # an interrupt may have kept the caller from waiting for the last batch
         count = len(reads)
         blocks = self._blocks[:count]
         blocks["fd"] = self._descriptors[reads.shard]
@@ -51,14 +52,20 @@ class AioFetcher:
         flight = _Flight(int(reads.length.sum()), reads, [0] * (int(reads.stage[-1]) + 1))
         self._flight = flight
         taken = 0
-        while taken < count:
-            accepted = self._calls.submit(self._pointers.ctypes.data + 8 * taken, count - taken)
-            if accepted <= 0:
-                self._count(flight, reads.stage[:taken])
-                self._drain()
-                raise ReadError(self._describe(reads, taken, accepted))
-            taken += accepted
-        self._count(flight, reads.stage)
+        try:
+            while taken < count:
+                accepted = self._calls.submit(self._pointers.ctypes.data + 8 * taken, count - taken)
+                if accepted <= 0:
+                    self._count(flight, reads.stage[:taken])
+                    self._drain()
+                    raise ReadError(self._describe(reads, taken, accepted))
+                taken += accepted
+            self._count(flight, reads.stage)
+        except ReadError:
+            raise
+        except BaseException:
+            self._start_over()
+            raise
         return flight
 
     def wait(self, ticket: Ticket, upto: int, /) -> int:
@@ -67,8 +74,11 @@ class AioFetcher:
         try:
             while any(ticket.pending[: upto + 1]):
                 self._collect(ticket, 1)
-        except BaseException:
+        except ReadError:
             self._drain()
+            raise
+        except BaseException:
+            self._start_over()
             raise
         return ticket.arrived
 
@@ -105,6 +115,15 @@ class AioFetcher:
                 self._collect(flight, 1)
             except ReadError:
                 continue
+
+    def _start_over(self) -> None:
+        """After an interrupt nobody knows which completions were taken: let the kernel wait for all, begin anew."""
+        self._flight = None
+        if self._context is not None:
+            old, self._context = self._context, None
+            io.aio_destroy(old)
+            self._context = io.aio_setup(self._depth)
+            self._calls = io.AioCalls(self._context)
 
     def _describe(self, reads: ReadBatch, index: int, result: int) -> str:
         read = reads.row(index)

@@ -55,6 +55,7 @@ class PreadFetcher:
 
     def submit(self, reads: ReadBatch, /) -> _Flight:
         """Hand the batch to the lanes."""
+        self._drain()  # an interrupt may have kept the caller from waiting for the last one
         self._flight = flight = _Flight(reads)
         for _ in self._threads:
             self._work.put(flight)
@@ -103,20 +104,23 @@ class PreadFetcher:
                 return False
             flight.next = index + 1
         address, length, required, offset, shard, stage = flight.rows[index]
-        fd, got = self._files[shard].fd, 0
-        while got < required:
-            # a read may be cut short by a signal or a device limit; only one without progress is a failure
-            count = io.pread(fd, address + got, length - got, offset + got)
-            if count <= 0:
-                break
-            got += count
-        with flight.done:
-            flight.pending[stage] -= 1
-            flight.arrived += got
-            if got < required and flight.failed is None:
-                flight.failed = (index, count if count < 0 else got)
-            if flight.failed is not None or not flight.pending[stage]:
-                flight.done.notify_all()
+        fd, got, count = self._files[shard].fd, 0, 0
+        try:
+            while got < required:
+                # a read may be cut short by a signal or a device limit; only one without progress is a failure
+                count = io.pread(fd, address + got, length - got, offset + got)
+                if count <= 0:
+                    break
+                got += count
+        finally:
+            # also when the caller, who reads himself with one lane, is interrupted: nobody may wait for this row
+            with flight.done:
+                flight.pending[stage] -= 1
+                flight.arrived += got
+                if got < required and flight.failed is None:
+                    flight.failed = (index, count if count < 0 else got)
+                if flight.failed is not None or not flight.pending[stage]:
+                    flight.done.notify_all()
         return True
 
     def _drain(self) -> None:

@@ -186,6 +186,16 @@ class TestProfile:
         assert 2 == code
         assert "sink.0.options.pth" in err
 
+    def test_check_finds_wrong_keys_names_options_and_plugins_in_one_pass(self, bmoe, tmp_path):
+        settings = ("cache.polcy=lru", "fetch.plugin=preed", 'sink=[{plugin="jsonl",options={pth="x"}}]')
+        settings += ('plugins.enable=["nobody"]',)
+        arguments = [part for setting in settings for part in ("--set", setting)]
+        code, _, err = bmoe("profile", "check", "demo", "--model", str(tmp_path / "none.gguf"), *arguments)
+
+        assert (2, 4) == (code, err.count("\n"))
+        for text in ("cache.polcy", "fetch.plugin", "sink.0.options.pth", '"nobody"'):
+            assert 1 == err.count(text), text
+
     def test_check_reads_the_header_of_a_model(self, bmoe, tmp_path):
         model = tmp_path / "m.gguf"
         assert 0 == bmoe("synth", str(model), "--like", "tiny-qwen3moe", "--layers", "1")[0]

@@ -70,8 +70,15 @@ def test_a_sink_that_cannot_write_is_one_line_and_2(model, tmp_path):
     done = bmoe("--profile", "demo", "--model", model, "-p", "Once", "--set", sink)
 
     assert (2, 1, b"") == (done.returncode, done.stderr.count(b"\n"), done.stdout)
-    assert b"sink.0" in done.stderr
-    assert b"options.path" in done.stderr
+    assert f'bmoe: --set: sink.0.options.path = "{tmp_path}/missing/run.jsonl": No such' in done.stderr.decode()
+
+
+def test_no_model_is_a_problem_of_the_profile_and_2():
+    done = bmoe("--profile", "demo", "-p", "Once", "--set", "fetch.plugin=preed")
+
+    assert (2, 2) == (done.returncode, done.stderr.count(b"\n"))
+    assert b"model.path is missing; give the model with --model FILE" in done.stderr
+    assert b'fetch.plugin = "preed"' in done.stderr
 
 
 def test_a_model_that_is_missing_is_one_line_and_1(tmp_path):

@@ -1,0 +1,73 @@
+"""The benchmarks run, say what they promise to say, and refuse to give a figure that would mean nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from bmoe.synth import write_model
+
+    return str(write_model(tmp_path_factory.mktemp("benchmarks") / "tiny.gguf", "tiny-qwen3moe", quant="Q4_K"))
+
+
+def run(script, *arguments):
+    command = [sys.executable, str(BENCHMARKS / script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=dict(os.environ))
+
+
+@pytest.mark.slow
+def test_overhead_gives_the_ratio_of_runs_in_which_every_look_up_was_a_hit(model):
+    done = run("overhead.py", "--quick", "--json", "--model", model, "--pairs", "2")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["cpu_ratio"] > 0
+    assert (result["hit_rate"], result["threads"], result["pairs"]) == (1.0, 1, 2)
+
+
+@pytest.mark.slow
+def test_flash_bound_gives_time_bandwidth_and_bytes(model):
+    done = run("flash_bound.py", "--quick", "--json", "--model", model, "--pairs", "1", "--tokens", "4")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["flash_ratio"] > result["serial_ratio"] > 0
+    assert result["mib_per_token"] > 0
+
+
+@pytest.mark.slow
+def test_another_engine_is_run_in_turn_and_its_figures_are_read(model, tmp_path):
+    script = tmp_path / "other.py"
+    script.write_text(
+        "import os, sys\n"
+        "assert sys.argv[2] == '--cache' and sys.argv[-1] == '--rand'\n"
+        "assert os.environ['SLOTS' if sys.argv[3] == '0' else 'RECYCLE'] == '1'\n"
+        "print('tok/s 2.500 hit 0.800')\n"
+    )
+    done = run("flash_bound.py", "--json", "--model", model, "--pairs", "2", "--tokens", "6", "--against", str(script))
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(done.stdout)["cells"]
+    assert len(cells) == 2
+    for cell in cells.values():
+        assert cell["second"] == [2.5, 2.5, 2.5]
+        assert cell["low"] <= cell["ratio"] <= cell["high"]
+
+
+def test_an_interval_holds_its_ratio_and_equal_sides_give_one():
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        from pairs import compare, interleave
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    drifting = iter(range(1, 100))
+    equal = interleave(lambda: next(drifting), lambda: next(drifting), 10)
+    assert equal.low <= 1.0 <= equal.high
+    apart = compare([2.0, 2.2, 1.8], [1.0, 1.0, 1.0])
+    assert (apart.ratio, apart.pairs) == (2.0, 3)
+    assert 1.8 <= apart.low <= apart.high <= 2.2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,6 +39,8 @@ class Conversation:
         self._engine = engine
         self._context = Context(engine.model, engine.context_options(), callbacks=engine.seam)
         self._cancelled = False
+        # the KV of a conversation that nobody keeps is freed with it
+        self._free = weakref.finalize(self, self._context.close)
         self.tokens: list[int] = []
         self.summary: RunSummary | None = None
 
@@ -95,12 +98,13 @@ class Conversation:
 
     def close(self) -> None:
         """Free the KV. May be called twice."""
-        self._context.close()
+        self._free()
 
     def _generate(self, prompt: list[int], limit: int, wanted: int, hash_logits: bool) -> Iterator[Token]:
         engine = self._engine
         s = engine.plan.profile.sampling
-        sampler = Sampler(SamplingOptions(s.temp, s.top_k, s.top_p, s.min_p, s.repeat_penalty, s.seed))
+        options = SamplingOptions(s.temp, s.top_k, s.top_p, s.min_p, s.repeat_penalty, s.seed)
+        sampler = Sampler(options, engine.model.n_vocab)
         account = _Account(engine, len(prompt), hashlib.sha256() if hash_logits else None)
         text = codecs.getincrementaldecoder("utf-8")(errors="replace")
         account.stop = "error"

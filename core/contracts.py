@@ -121,7 +121,11 @@ class BankFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Everything that is known of a model before llama.cpp opens it; read from gguf headers, never from tensor data."""
+    """Everything that is known of a model before llama.cpp opens it; read from gguf headers, never from tensor data.
+
+    ``banks`` are those of the trunk, ``nextn_banks`` those of the MTP head; ``n_layer`` counts both. ``kv_elements`` is
+    what one token adds to the KV, over all layers (0 = unknown).
+    """
 
     path: str
     name: str
@@ -137,6 +141,8 @@ class ModelFacts:
     banks: tuple[BankFacts, ...]
     dense: tuple[TensorFacts, ...]
     chat_template: str | None = None
+    nextn_banks: tuple[BankFacts, ...] = ()
+    kv_elements: int = 0
 
     @property
     def file_bytes(self) -> int:

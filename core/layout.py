@@ -82,8 +82,10 @@ class _Layout:
         n_layer = self._positive("block_count")
         n_nextn = self._number("nextn_predict_layers", 0)
         n_expert = self._positive("expert_count")
-        banks = self._banks(row, n_layer, n_layer - n_nextn, n_expert)
-        expert_names = {p.tensor for bank in banks for p in bank.projections}
+        n_trunk = n_layer - n_nextn
+        all_banks = self._banks(row, n_layer, n_trunk, n_expert)
+        banks = tuple(bank for bank in all_banks if bank.layer < n_trunk)
+        expert_names = {p.tensor for bank in all_banks for p in bank.projections}
         template = self._values.get("tokenizer.chat_template")
         name = self._values.get("general.name")
         return ModelFacts(
@@ -105,6 +107,8 @@ class _Layout:
                 if t.name not in expert_names
             ),
             chat_template=template if isinstance(template, str) else None,
+            nextn_banks=all_banks[len(banks) :],
+            kv_elements=self._kv_elements(n_trunk),
         )
 
     # ---- metadata
@@ -143,6 +147,18 @@ class _Layout:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self._fail(f"metadata key {full} gives {value!r} for layer {layer}", "convert the model again")
         return value
+
+    def _kv_elements(self, n_layer: int) -> int:
+        """What one token adds to the KV; 0 if the metadata do not say it in the usual keys."""
+        heads = self._value("attention.head_count_kv")[1] or self._value("attention.head_count")[1]
+        per_layer = heads[:n_layer] if isinstance(heads, tuple) else (heads,) * n_layer
+        count, width = self._value("attention.head_count")[1], self._number("embedding_length")
+        each = width // count if isinstance(count, int) and count > 0 else 0
+        lengths = [self._value(f"attention.{side}_length")[1] or each for side in ("key", "value")]
+        known = [n for n in (*per_layer, *lengths) if isinstance(n, int) and n >= 0]
+        if len(known) < len(per_layer) + 2:
+            return 0
+        return sum(known[:-2]) * sum(known[-2:])
 
     def _n_vocab(self) -> int:
         if tokens := self._lengths.get("tokenizer.ggml.tokens"):

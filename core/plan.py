@@ -6,6 +6,7 @@ is in :meth:`Plan.resolved`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from bmoe.plugins import Catalog
 from bmoe.problems import Problem, cause, suggest, toml_value
 from bmoe.profile import Profile
 
+_KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
 _NO_MODEL = ModelFacts("", "", "", (), 0, 0, 0, 0, 0, 0, 0, (), ())
 
 
@@ -165,6 +167,11 @@ class _Planner(Chooser):
         chosen = self.choices(facts.arch)
         if model.ctx > facts.n_ctx_train > 0:
             self.notices.append(f"model.ctx is {model.ctx}, but the model was trained for {facts.n_ctx_train}")
+        need, free = kv_bytes(profile, facts), machine.available_bytes
+        if free is not None and need > free:
+            most = free * model.ctx // need
+            sizes = f"{need >> 20} MiB for the KV of a conversation, and {free >> 20} are free"
+            self.problem("model.ctx", f" = {model.ctx} needs {sizes}; give at most {most}")
         by_kind = {choice.kind: choice for choice in chosen if choice.kind != "sink"}
         budget = self._budget(by_kind.get("cache"), facts, machine)
         if row is None or self.unsure:
@@ -224,6 +231,9 @@ class _Planner(Chooser):
                 return True
             return bool(getattr(built, "below_cycle", False))
 
+        if machine.available_bytes is not None:
+            free = max(0, machine.available_bytes - kv_bytes(self.profile, facts))
+            machine = dataclasses.replace(machine, available_bytes=free)
         outcome: BudgetOutcome = decide_budget(section, cache.name if cache else "", facts, machine, below_cycle)
         if outcome.problem:
             key, _, rest = outcome.problem.partition(" = ")
@@ -231,6 +241,11 @@ class _Planner(Chooser):
         if outcome.notice:
             self.notices.append(outcome.notice)
         return outcome.budget
+
+
+def kv_bytes(profile: Profile, facts: ModelFacts) -> int:
+    """Bytes of one conversation's KV; 0 if the model does not say."""
+    return int(facts.kv_elements * profile.model.ctx * _KV_BYTES[profile.model.kv_type])
 
 
 def _build_facts(profile: Profile, model: ModelFacts, budget: CacheBudget, ubatch: int) -> Facts:

@@ -88,8 +88,8 @@ def test_a_cold_open_reads_little_more_than_the_dense_weights(tmp_path: Path, mo
     with bmoe.open(PROFILE, path) as engine:
         report = engine.model.report
         assert report.read_bytes is not None
-        # the populate runs ahead until the experts are taken away, and the kernel reads ahead of each dense weight
-        assert report.read_bytes < facts.file_bytes / 2
+        # the populate runs ahead until the experts are taken away: a window of the device's before the first of them
+        assert report.read_bytes < facts.file_bytes / 3
         assert report.read_bytes == engine.record.resolved["open_read_bytes"]
         assert facts.expert_bytes - 4 * PAGE <= report.forbidden_bytes <= facts.expert_bytes
         assert report.seconds > 0

@@ -16,11 +16,14 @@ from bmoe.contracts import ModelFacts
 from bmoe.errors import NativeError
 from bmoe.native import memory
 
+_ASK = 2 << 20
+"""Bytes per request to read ahead: the kernel cuts longer ones to the device's window and forgets the rest."""
+
 
 def expert_ranges(facts: ModelFacts) -> list[list[tuple[int, int]]]:
     """Per shard, the page-aligned file ranges that hold nothing but routed experts, sorted and merged."""
     ranges: list[list[tuple[int, int]]] = [[] for _ in facts.shards]
-    for bank in facts.banks:
+    for bank in (*facts.banks, *facts.nextn_banks):
         for p in bank.projections:
             ranges[p.shard].append((p.offset, p.offset + p.stride * bank.n_expert))
     merged: list[list[tuple[int, int]]] = []
@@ -52,6 +55,7 @@ class Carver:
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._watch, name="bmoe-carve", daemon=True)
+        self._between: list[tuple[int, int]] = []  # address and size of the weights between the experts
         self.forbidden = 0
 
     def __enter__(self) -> Carver:
@@ -69,6 +73,8 @@ class Carver:
         if self._failure is not None:
             raise self._failure
         self._sweep()
+        for address, nbytes in self._between:
+            memory.read_ahead(address, nbytes, allowed=True)
         if self._left and memory.count_mappings():
             missing = ", ".join(self._shards[i].path for i in self._left)
             raise NativeError(f"{missing}: the model's mapping was not found in this process; was the file replaced?")
@@ -91,14 +97,19 @@ class Carver:
                 self._left.discard(index)
 
     def _carve(self, base: int, path: str, ranges: list[tuple[int, int]]) -> None:
-        # one call takes everything away, so that a populate under way stops at once; then the weights between the
-        # experts come back. Nothing reads them before the load returns.
+        # One call takes everything away, so that a populate under way stops at once; then the weights between the
+        # experts come back. Nothing reads them before the load returns. Faults in them must not read around: a window
+        # of megabytes would bring in the experts. So what is wanted is asked for exactly.
         memory.forbid(base + ranges[0][0], ranges[-1][1] - ranges[0][0])
         fd = os.open(path, os.O_RDONLY)
         try:
             for (_, first), (last, _) in itertools.pairwise(ranges):
                 if first < last:
                     memory.map_file(base + first, last - first, fd, first)
+                    memory.read_ahead(base + first, last - first, allowed=False)
+                    self._between.append((base + first, last - first))
+                    for start in range(first, last, _ASK):
+                        os.posix_fadvise(fd, start, min(_ASK, last - start), os.POSIX_FADV_WILLNEED)
         finally:
             os.close(fd)
         self.forbidden += sum(last - first for first, last in ranges)

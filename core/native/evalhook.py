@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,6 +116,7 @@ class PythonSeam(Seam):
     def __init__(self, banks: Sequence[BankFacts]) -> None:
         super().__init__(banks)
         self._stop = False
+        self._unraisable_before: Any = None
         self._bank_of = {_PREFIX + str(b.layer).encode(): i for i, b in enumerate(banks) if b.bank == 0}
         # objects, not functions: ctypes frees a callback that nothing references
         self._eval_callback = lib.EvalCallback(self._eval)
@@ -124,6 +127,24 @@ class PythonSeam(Seam):
         if self.banks:
             params.cb_eval = ctypes.cast(self._eval_callback, binding.ggml_backend_sched_eval_callback)
         params.abort_callback = ctypes.cast(self._abort_callback, binding.ggml_abort_callback)
+
+    def begin(self) -> None:  # noqa: D102 - see Seam
+        super().begin()
+        # A signal handler that raises before a callback's first statement reaches only this hook of Python's, and C
+        # goes on with an answer that nobody gave. Signals arrive on the main thread alone.
+        if self._unraisable_before is None and threading.current_thread() is threading.main_thread():
+            self._unraisable_before, sys.unraisablehook = sys.unraisablehook, self._unraisable
+
+    def finish(self) -> None:  # noqa: D102 - see Seam
+        if self._unraisable_before is not None:
+            sys.unraisablehook, self._unraisable_before = self._unraisable_before, None
+        super().finish()
+
+    def _unraisable(self, report: Any) -> None:
+        if report.exc_value is not None and "ctypes callback" in (report.err_msg or ""):
+            self.fail(report.exc_value)
+        else:
+            self._unraisable_before(report)
 
     @property
     def stopped(self) -> bool:  # noqa: D102 - see Seam

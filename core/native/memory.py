@@ -19,7 +19,7 @@ PAGE = mmap.PAGESIZE
 _MAP_NORESERVE, _MAP_FIXED = 0x4000, 0x10
 _PROT_NONE = 0
 _MREMAP = 1 | 2 | 4  # MAYMOVE | FIXED | DONTUNMAP
-_MADV_DONTNEED, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE = 4, 14, 15
+_MADV_NORMAL, _MADV_RANDOM, _MADV_DONTNEED, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE = 0, 1, 4, 14, 15
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -115,6 +115,11 @@ def map_file(address: int, nbytes: int, fd: int, offset: int) -> None:
     """Map a page-aligned part of a file, shared and read-only, at exactly this address."""
     if _libc.mmap(address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset) != address:
         raise NativeError(f"cannot map {nbytes} bytes of the model: {os.strerror(ctypes.get_errno())}")
+
+
+def read_ahead(address: int, nbytes: int, *, allowed: bool) -> None:
+    """Whether a fault in a file mapping may read pages around it as well; only advice, so a refusal is no error."""
+    _libc.madvise(address, nbytes, _MADV_NORMAL if allowed else _MADV_RANDOM)
 
 
 def fill(address: int, byte: int, nbytes: int) -> None:

@@ -8,8 +8,8 @@ all experts resident, which is the compute. ``flash_ratio`` = time per token / (
 time per token / (bytes / bandwidth + compute), the bound of an engine that reads and computes in turn.
 
 ``--against SCRIPT`` alternates with another engine's script on the same file, cache off and at 80 % hits, and prints
-the ratio of tokens per second. The script is called as ``SCRIPT MODEL --cache MiB -n N --rand``, with SLOTS=1 or
-RECYCLE=1 set, and must print ``tok/s X`` and ``hit Y``; a ``seam3.c`` beside it is compiled first.
+the ratio of tokens per second. The script is called as ``SCRIPT MODEL --cache MiB -n N --rand --prompt TEXT``, with
+SLOTS=1 or RECYCLE=1 set, and must print ``tok/s X`` and ``hit Y``; a ``seam3.c`` beside it is compiled first.
 """
 
 from __future__ import annotations
@@ -104,25 +104,29 @@ def flash_bound(model: str, pairs: int, tokens: int) -> dict[str, Any]:
     }
 
 
-def against(script: Path, model: str, pairs: int, tokens: int) -> dict[str, Any]:
-    """Alternate with another engine in both cells."""
+def against(script: Path, model: str, pairs: int, tokens: int, cell: str) -> dict[str, Any]:
+    """Alternate with another engine, with the cache off, at 80 % hits, or in both cells."""
     with tempfile.TemporaryDirectory() as folder:
         if (source := script.parent / "seam3.c").exists():
             subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", f"{folder}/seam3.so"], check=True)
-        budget = budget_for(model, tokens, 0.80)
+        wanted = [("cache off", 0, "SLOTS")] if cell != "cached" else []
+        if cell != "off":
+            budget = budget_for(model, tokens, 0.80)
+            wanted.append((f"cache {budget} MiB", budget, "RECYCLE"))
         cells: dict[str, Any] = {}
-        for name, mib, environment in (("cache off", 0, "SLOTS"), (f"cache {budget} MiB", budget, "RECYCLE")):
+        for name, mib, environment in wanted:
             hits: dict[str, float] = {}
 
             def ours(mib: int = mib, hits: dict[str, float] = hits) -> float:
                 with Worker(model, f"cache.budget_mb={mib}") as worker:
                     n_vocab = worker.opened["n_vocab"]
-                    cost = worker.decode(random_tokens(3, n_vocab), random_tokens(tokens, n_vocab))
+                    cost = worker.decode(PROMPT, random_tokens(tokens, n_vocab))
                 hits["ours"] = cost["hit_rate"]
                 return float(cost["tok_s"])
 
             def theirs(mib: int = mib, flag: str = environment, hits: dict[str, float] = hits) -> float:
                 command = [sys.executable, str(script), model, "--cache", str(mib), "-n", str(tokens), "--rand"]
+                command += ["--prompt", PROMPT]
                 done = subprocess.run(
                     command, cwd=folder, env={**os.environ, flag: "1"}, capture_output=True, text=True, check=True
                 )
@@ -135,6 +139,10 @@ def against(script: Path, model: str, pairs: int, tokens: int) -> dict[str, Any]
     return {"benchmark": "against", "script": script.name, "model": model, "cells": cells}
 
 
+PROMPT = "The quick brown fox jumps over the lazy dog."
+"""Decoded by both engines first, so that their caches start alike."""
+
+
 def budget_for(model: str, tokens: int, wanted: float) -> int:
     """The budget in MiB at which the given tokens hit to ``wanted`` +- 0.02."""
     low, high = 0, facts_of(model).expert_bytes >> 20
@@ -142,7 +150,7 @@ def budget_for(model: str, tokens: int, wanted: float) -> int:
         middle = (low + high) // 2
         with Worker(model, f"cache.budget_mb={middle}") as worker:
             n_vocab = worker.opened["n_vocab"]
-            rate = worker.decode(random_tokens(3, n_vocab), random_tokens(tokens, n_vocab))["hit_rate"]
+            rate = worker.decode(PROMPT, random_tokens(tokens, n_vocab))["hit_rate"]
         if abs(rate - wanted) <= 0.015 or high - low < 16:
             return middle
         low, high = (middle, high) if rate < wanted else (low, middle)
@@ -165,13 +173,14 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, help="rounds")
     parser.add_argument("--tokens", type=int, default=24, help="tokens per run")
     parser.add_argument("--against", type=Path, metavar="SCRIPT", help="another engine to alternate with")
+    parser.add_argument("--cell", choices=["off", "cached", "both"], default="both", help="with --against: what to run")
     arguments = parser.parse_args()
     if not shutil.which("cc") and arguments.against:
         raise SystemExit("--against compiles a filter: install a C compiler")
     model = arguments.model or model_file(8 if arguments.quick else 24, arguments.folder)
     pairs = arguments.pairs or (3 if arguments.quick else 7)
     if arguments.against:
-        result = against(arguments.against.resolve(), model, pairs, arguments.tokens)
+        result = against(arguments.against.resolve(), model, pairs, arguments.tokens, arguments.cell)
     else:
         result = flash_bound(model, pairs, arguments.tokens)
     if arguments.json:

@@ -36,10 +36,12 @@ def main() -> None:
             worker.decode(prompt, given)
         hits: list[float] = []
         walls: dict[str, list[float]] = {"plain": [], "streamed": []}
+        huge: dict[str, int | None] = {}
 
         def measure(worker: Worker, name: str) -> float:
             cost = worker.decode(prompt, given)
             walls[name].append(cost["decode_s"] / tokens)
+            huge[name] = cost["huge_bytes"]
             if name == "streamed":
                 hits.append(cost["hit_rate"])
             return float(cost["cpu_s"]) / tokens
@@ -54,6 +56,7 @@ def main() -> None:
         "cpu_ms_streamed": [round(v * 1e3, 3) for v in ratio.first],
         "cpu_ms_plain": [round(v * 1e3, 3) for v in ratio.second],
         "hit_rate": min(hits),
+        "huge_bytes": huge,
         "pairs": ratio.pairs,
         "threads": 1,
         "model": model,

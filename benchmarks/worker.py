@@ -32,7 +32,7 @@ class Worker:
             self._process.stdin.close()
         self._process.wait()
 
-    def decode(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
+    def decode(self, prompt: list[int] | str, tokens: list[int]) -> dict[str, Any]:
         """Start over with ``prompt``, decode ``tokens`` one by one; costs are of the tokens alone."""
         assert self._process.stdin is not None
         print(json.dumps({"prompt": prompt, "tokens": tokens}), file=self._process.stdin, flush=True)
@@ -53,6 +53,15 @@ def random_tokens(count: int, vocabulary: int, first: int = 0) -> list[int]:
     return [int(np.random.default_rng(first + i).integers(vocabulary)) for i in range(count)]
 
 
+def huge_bytes() -> int | None:
+    """Bytes of this process that lie in huge pages, its own and the page cache's; None where that cannot be read."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("AnonHuge", "FilePmdMapped")))
+
+
 def serve(model: str, overrides: list[str]) -> None:
     """The worker's side."""
     with bmoe.open({"cache": {"budget_mb": 0}}, model=model, overrides=overrides) as engine:
@@ -71,7 +80,8 @@ def serve(model: str, overrides: list[str]) -> None:
         for line in sys.stdin:
             wanted = json.loads(line)
             conversation.clear()
-            conversation.feed(wanted["prompt"])
+            prompt = wanted["prompt"]
+            conversation.feed(engine.model.tokenize(prompt) if isinstance(prompt, str) else prompt)
             costs = [conversation.feed([token]) for token in wanted["tokens"]]
             n = len(costs)
             seconds = [cost.decode_s for cost in costs]
@@ -85,6 +95,7 @@ def serve(model: str, overrides: list[str]) -> None:
                 "wait_s": sum(cost.read_wait_s or 0 for cost in costs),
                 "manage_s": sum(cost.manage_s or 0 for cost in costs),
                 "peak_rss_bytes": engine.process.peak_rss_bytes(),
+                "huge_bytes": huge_bytes(),
             }
             print(json.dumps(answer), flush=True)
 

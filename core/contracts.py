@@ -582,7 +582,8 @@ class RunSummary:
 
     ``tok_s`` is decoded tokens over ``decode_s``, the sum of their decode calls. ``stop`` is why it ended: ``length``,
     ``context`` (no room for more), ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``;
-    ``slot_bytes`` is reserved for shared slots when the cache is off.
+    ``slot_bytes`` is reserved for shared slots when the cache is off. ``open_peak_rss_bytes`` is the process's peak up
+    to the end of opening, ``peak_rss_bytes`` since then.
     """
 
     tokens: int

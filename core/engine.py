@@ -86,6 +86,7 @@ class Engine:
         self.sinks = FanOut(self.hot.sinks)
         self.open_s = time.perf_counter() - began
         self.open_peak_rss_bytes = self.process.peak_rss_bytes()
+        self.process.forget_peak()
         self.record: RunRecord = describe_run(plan, notices=self._notices(), resolved=self._resolved())
         self._log.info("model opened", model=plan.facts.path, arch=plan.facts.arch, seconds=round(self.open_s, 3))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -42,6 +44,14 @@ class ProcessCounters:
         self._faults, self._stalled = faults, stalled
         status = _pread(self._status)
         return ProcessSample(major, minor, _kib(status, b"VmRSS:"), _kib(status, b"VmSwap:"), stall)
+
+    def forget_peak(self) -> None:
+        """Let :meth:`peak_rss_bytes` start from what is resident now, where the kernel allows it.
+
+        An open may map a whole file out of the page cache for a moment; that peak says nothing about running.
+        """
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
     def peak_rss_bytes(self) -> int | None:
         """The largest resident size of this process so far (``VmHWM``: ``ru_maxrss`` would include the parent's)."""

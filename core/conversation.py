@@ -87,6 +87,21 @@ class Conversation:
         row: NDArray[np.float32] = self._context.logits().copy()
         return row
 
+    def rewind(self, length: int) -> DecodeCost:
+        """Keep the first ``length`` tokens and forget those after them; what that cost.
+
+        A memory that cannot be cut (recurrent layers) is emptied, and the tokens that are kept are decoded again.
+        :meth:`logits` says nothing new before the next decode. Raises ModelError if there are fewer tokens.
+        """
+        if not 0 <= length <= len(self.tokens):
+            raise ModelError(f"cannot go back to {length} tokens: the conversation holds {len(self.tokens)}")
+        kept = self.tokens[:length]
+        if self._context.truncate(length):
+            del self.tokens[length:]
+            return DecodeCost()
+        self._reset()
+        return self.feed(kept)
+
     def clear(self) -> None:
         """Forget all tokens. The experts in memory stay."""
         self._reset()

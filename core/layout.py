@@ -207,7 +207,7 @@ class _Layout:
                         f"expert tensor {missing[0]} of architecture {self._arch!r} is missing",
                         "convert the model again, or correct the row if this model names its experts differently",
                     )
-        if not banks:
+        if not any(bank.layer < n_trunk for bank in banks):
             self._fail(f"no layer has the expert tensors of architecture {self._arch!r}", "correct the row")
         return tuple(banks)
 

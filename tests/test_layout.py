@@ -37,7 +37,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"decode"}),
     frozenset({"engine"}),
     frozenset({"conversation"}),
-    frozenset({"serve"}),
+    frozenset({"evaluate", "routes", "serve"}),
     frozenset({"testing"}),
     frozenset({"cli"}),
 )

@@ -22,11 +22,12 @@ from bmoe.synth import QUANTS, SHAPES, write_model
 from bmoe.synth.blocks import BLOCK, random_rows
 from bmoe.synth.vocabulary import EOS, N_BYTES, N_PLAIN, make_vocabulary
 from bmoe.testing.models import TinyModels
-from bmoe_plugins.archs import gpt_oss, qwen3moe
+from bmoe_plugins.archs import glm4moe, gpt_oss, qwen3moe
 
 SUFFIXES = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-ROWS = {name: ArchRow(name, (SUFFIXES,)) for name in ("qwen3moe", "gpt-oss")}
-TINY = [("tiny-qwen3moe", quant) for quant in QUANTS] + [("tiny-gpt-oss", q) for q in ("F32", "Q4_0", "Q8_0", "MXFP4")]
+ROWS = {name: ArchRow(name, (SUFFIXES,), dense_lead=name == "glm4moe") for name in ("qwen3moe", "gpt-oss", "glm4moe")}
+TINY = [("tiny-qwen3moe", quant) for quant in QUANTS]
+TINY += [(like, q) for like in ("tiny-gpt-oss", "tiny-glm4moe") for q in ("F32", "Q4_0", "Q8_0", "MXFP4")]
 
 
 @pytest.fixture(scope="module", name="models")
@@ -139,14 +140,14 @@ def test_a_tiny_model_decodes_finite_and_varied(models: TinyModels, load: Any, l
     assert llama.text(greedy).isprintable()
 
 
-@pytest.mark.parametrize("like", ["tiny-qwen3moe", "tiny-gpt-oss"])
+@pytest.mark.parametrize("like", ["tiny-qwen3moe", "tiny-gpt-oss", "tiny-glm4moe"])
 def test_the_graph_multiplies_in_the_order_of_the_architecture_row(models: TinyModels, load: Any, like: str) -> None:
     """Gate before up: built the other way round, but the graph is walked from its result."""
     llama = load(models.path(like))
     llama.decode([1, 2, 3])
     order = [n for n in llama.nodes if n in ("ffn_moe_gate-1", "ffn_moe_up-1", "ffn_moe_down-1")]
     assert order == ["ffn_moe_gate-1", "ffn_moe_up-1", "ffn_moe_down-1"]
-    rows = {row.name: row for row in [*gpt_oss.bmoe_archs(), *qwen3moe.bmoe_archs()]}
+    rows = {row.name: row for row in [*gpt_oss.bmoe_archs(), *qwen3moe.bmoe_archs(), *glm4moe.bmoe_archs()]}
     assert rows[SHAPES[like].arch].experts == (SUFFIXES,)
 
 
@@ -177,7 +178,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("like", ["tiny-qwen3moe", "tiny-gpt-oss"])
+@pytest.mark.parametrize("like", ["tiny-qwen3moe", "tiny-gpt-oss", "tiny-glm4moe"])
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, like: str) -> None:
     first = write_model(tmp_path / "a.gguf", like, seed=5, locality=0.5)
     again = write_model(tmp_path / "b.gguf", like, seed=5, locality=0.5)
@@ -274,6 +275,7 @@ def test_tokens_are_distinct_and_cover_every_byte() -> None:
         ({"like": "qwen3-30b-a3"}, "did you mean 'qwen3-30b-a3b'"),
         ({"quant": "Q4_L"}, "did you mean 'Q4_"),
         ({"like": "tiny-gpt-oss", "quant": "Q4_K"}, "blocks of 256 weights and tiny-gpt-oss rows of 192"),
+        ({"like": "tiny-glm4moe", "layers": 1}, "the first 1 of tiny-glm4moe have no experts; give more"),
         ({"like": "gpt-oss-120b", "quant": "Q6_K"}, "choose of F32, Q4_0, Q8_0, MXFP4"),
         ({"layers": 0}, "layers = 0"),
         ({"layers": -1}, "layers = -1"),

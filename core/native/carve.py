@@ -4,6 +4,10 @@ llama.cpp maps the file with MAP_POPULATE, which reads all of it (``llama_mmap``
 parameter against that. So a thread waits for the mapping to appear while ``llama_model_load_from_file`` runs and takes
 the expert ranges away: the populate skips them, and an expert tensor that was never rebound faults instead of silently
 reading the mapping. If the thread comes too late only time and bytes are lost, and they are reported.
+
+When llama.cpp has placed its tensors it unmaps what it has no use for, such as a head for next-token prediction that is
+not loaded. Those addresses may then be anybody's. So everything is taken before: the load itself waits for it, in the
+progress callback, which is first called when all mappings are there.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections.abc import Callable
 
 from bmoe.contracts import ModelFacts
 from bmoe.errors import NativeError
@@ -53,6 +58,7 @@ class Carver:
         # another engine of this process may have the same file mapped already
         self._known = {index: self._mappings(index) for index in self._left}
         self._stop = threading.Event()
+        self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._watch, name="bmoe-carve", daemon=True)
         self._between: list[tuple[int, int]] = []  # address and size of the weights between the experts
@@ -66,13 +72,19 @@ class Carver:
         self._stop.set()
         self._thread.join()
 
+    def progress(self, done: float, user: int | None) -> bool:
+        """llama.cpp's progress callback: its first call takes what the thread has missed; the load then goes on."""
+        if not self._stop.is_set():
+            self._watched(self._sweep)
+            self._stop.set()
+        return True
+
     def finish(self) -> None:
-        """After the load: carve what the thread has missed; NativeError if a mapping is nowhere to be found."""
+        """After the load: NativeError if a mapping is nowhere to be found; raises what failed while it ran."""
         self._stop.set()
         self._thread.join()
         if self._failure is not None:
             raise self._failure
-        self._sweep()
         for address, nbytes in self._between:
             memory.read_ahead(address, nbytes, allowed=True)
         if self._left and memory.count_mappings():
@@ -80,11 +92,17 @@ class Carver:
             raise NativeError(f"{missing}: the model's mapping was not found in this process; was the file replaced?")
 
     def _watch(self) -> None:
-        try:
-            while self._left and not self._stop.wait(0.0005):
-                self._sweep()
-        except BaseException as error:  # noqa: BLE001 - raised by finish(), on the thread that opens
-            self._failure = error
+        while self._left and self._failure is None and not self._stop.wait(0.0005):
+            self._watched(self._sweep)
+
+    def _watched(self, work: Callable[[], None]) -> None:
+        """Nothing may cross C or end in a thread: finish() raises it, on the thread that opens."""
+        with self._lock:
+            try:
+                if self._failure is None and not self._stop.is_set():
+                    work()
+            except BaseException as error:  # noqa: BLE001
+                self._failure = error
 
     def _mappings(self, index: int) -> set[int]:
         path = os.path.realpath(self._shards[index].path)

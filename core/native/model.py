@@ -89,6 +89,8 @@ class Model:
         before, started = _read_bytes(), time.perf_counter()
         with llamalog.recent_errors() as errors, contextlib.ExitStack() as stack:
             carver = stack.enter_context(Carver(facts)) if keep_experts_out else None
+            if carver is not None:
+                params.progress_callback = llama.llama_progress_callback(carver.progress)
             self._handle = llama.llama_model_load_from_file(os.fsencode(facts.path), params)
             if not self._handle:
                 reason = llamalog.reason(errors)

@@ -37,10 +37,10 @@ def write_model(
 ) -> Path:
     """Write a gguf with the shape of ``like`` (a name in :data:`SHAPES`) and random weights; return its path.
 
-    ``layers`` and ``quant`` (of the routed experts, one of :data:`QUANTS`) default to the shape's. ``sparse`` leaves
-    the experts as holes that read as zeros. ``locality`` 0..1 makes tokens route alike: two token embeddings have the
-    cosine of ``locality * common + (1 - locality) * own``, reached by sharing that part of their elements. The same
-    arguments give the same bytes. The file is written as ``OUT.part`` and renamed when it is whole.
+    ``layers`` (of the trunk) and ``quant`` (of the routed experts, one of :data:`QUANTS`) default to the shape's.
+    ``sparse`` leaves the experts as holes that read as zeros. ``locality`` 0..1 makes tokens route alike: two token
+    embeddings have the cosine of ``locality * common + (1 - locality) * own``, reached by sharing that part of their
+    elements. The same arguments give the same bytes. The file is written as ``OUT.part`` and renamed when it is whole.
     Raises :class:`ModelError` for an argument that cannot be, an existing file, or too little space.
     """
     path = Path(out)
@@ -83,6 +83,8 @@ def _shape(like: str, layers: int | None, seed: int, locality: float) -> Shape:
     if not 0.0 <= locality <= 1.0:
         raise ModelError(f"locality = {locality} is out of range; give 0 to 1")
     shape = SHAPES[like]
+    if layers is not None and layers <= shape.n_dense:
+        raise ModelError(f"layers = {layers}, but the first {shape.n_dense} of {like} have no experts; give more")
     return shape if layers is None else dataclasses.replace(shape, n_layer=layers)
 
 
@@ -128,6 +130,8 @@ def _write_header(path: Path, shape: Shape, plans: Sequence[TensorPlan]) -> None
     for key, value in metadata(shape).items():
         if isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
         elif isinstance(value, int):
             writer.add_uint32(key, value)
         else:

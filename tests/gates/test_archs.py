@@ -24,6 +24,12 @@ class TestGptOss(ArchGates):
     plugin, provider, arch = "bmoe", "gpt-oss", "gpt-oss"
 
 
+class TestGlm4Moe(ArchGates):
+    """With a layer for next-token prediction at the file's end, which is neither loaded nor read."""
+
+    plugin, provider, arch = "bmoe", "glm4moe", "glm4moe"
+
+
 # ---- the gate can fail
 
 

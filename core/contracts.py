@@ -580,10 +580,11 @@ class RunRecord:
 class RunSummary:
     """The end of a run. Rates, hits and bytes per token are of decode; the prompt's are named ``prefill``.
 
-    ``tok_s`` is decoded tokens over ``decode_s``, the sum of their decode calls. ``stop`` is why it ended: ``length``,
-    ``context`` (no room for more), ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``;
-    ``slot_bytes`` is reserved for shared slots when the cache is off. ``open_peak_rss_bytes`` is the process's peak up
-    to the end of opening, ``peak_rss_bytes`` since then.
+    ``tok_s`` is decoded tokens over ``decode_s``, the sum of their decode calls. ``prompt_tokens`` were decoded: fewer
+    than given if it was cancelled before. ``stop`` is why it ended: ``length``, ``context`` (no room for more),
+    ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``; ``slot_bytes`` is reserved for
+    shared slots when the cache is off. ``open_peak_rss_bytes`` is the process's peak up to the end of opening,
+    ``peak_rss_bytes`` since then.
     """
 
     tokens: int

@@ -80,7 +80,7 @@ class Conversation:
 
         For evaluation and benchmarks. :meth:`logits` is then the row after the last of them.
         """
-        return prefill(self._decode, tokens, self._engine.plan.ubatch)
+        return prefill(self._decode, tokens, self._engine.plan.ubatch, DecodeCost())
 
     def logits(self) -> NDArray[np.float32]:
         """The logits after the last decoded token, float32 [n_vocab], as a copy."""
@@ -120,14 +120,14 @@ class Conversation:
         s = engine.plan.profile.sampling
         options = SamplingOptions(s.temp, s.top_k, s.top_p, s.min_p, s.repeat_penalty, s.seed)
         sampler = Sampler(options, engine.model.n_vocab)
-        account = _Account(engine, len(prompt), hashlib.sha256() if hash_logits else None)
+        account = _Account(engine, hashlib.sha256() if hash_logits else None)
         text = codecs.getincrementaldecoder("utf-8")(errors="replace")
         account.stop = "error"
         self.summary = None
         try:
             with engine.run() as ending:
                 try:
-                    account.prefill = prefill(self._decode, prompt, engine.plan.ubatch)
+                    prefill(self._decode, prompt, engine.plan.ubatch, account.prefill)
                     steps = token_loop(self._decode, self._context, sampler, account.prefill, limit, account.digest)
                     # unless the loop says otherwise: the caller may stop asking
                     account.stop = "cancelled" if limit > 0 else "length"
@@ -177,9 +177,8 @@ class Conversation:
 class _Account:
     """Adds up one generation. The prompt's decodes are kept apart from those of single tokens."""
 
-    def __init__(self, engine: Engine, prompt_tokens: int, digest: hashlib._Hash | None) -> None:
+    def __init__(self, engine: Engine, digest: hashlib._Hash | None) -> None:
         self._engine = engine
-        self._prompt_tokens = prompt_tokens
         self.digest = digest
         self.prefill = DecodeCost()
         self.stop = "error"
@@ -232,7 +231,7 @@ class _Account:
         lookups, hits = decode.lookups or 0, decode.hits or 0
         return RunSummary(
             tokens=self.tokens,
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=prefill_cost.tokens,
             tok_s=decode.decodes / decode.decode_s if decode.decodes else None,
             open_s=engine.open_s,
             prefill_s=prefill_cost.decode_s,

@@ -24,6 +24,7 @@ class DecodeCost:
     read_bytes: int | None = None
     evictions: int | None = None
     rereads: int | None = None
+    tokens: int = 0
 
     def add(self, other: DecodeCost) -> None:
         """Add another decode's cost; what either has measured is kept."""
@@ -45,9 +46,8 @@ class Step:
     is_end: bool
 
 
-def prefill(decode: Decode, tokens: Sequence[int], ubatch: int) -> DecodeCost:
-    """Decode the prompt in pieces of ``ubatch`` tokens, so that it can be stopped between them."""
-    total = DecodeCost()
+def prefill(decode: Decode, tokens: Sequence[int], ubatch: int, total: DecodeCost) -> DecodeCost:
+    """Decode the prompt in pieces of ``ubatch`` tokens, so that it can be stopped between them; adds to ``total``."""
     for start in range(0, len(tokens), ubatch):
         total.add(decode(tokens[start : start + ubatch]))
     return total

@@ -16,7 +16,7 @@ from bmoe.decode import DecodeCost
 from bmoe.errors import NativeError
 from bmoe.log import get_logger
 from bmoe.machine import read_machine
-from bmoe.native import capture, tensor
+from bmoe.native import capture, interrupts, tensor
 from bmoe.native.evalhook import Seam, make_seam
 from bmoe.native.model import Context, ContextOptions, Model
 from bmoe.plan import Plan
@@ -65,23 +65,8 @@ class Engine:
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         self._log = get_logger()
         with contextlib.ExitStack() as stack:
-            tensor.self_check()
-            streaming = plan.streaming
-            self.hot: HotPath = bind(plan)
-            stack.callback(self.hot.dense.close)
-            stack.callback(self.hot.fetcher.close)
-            self.seam: Seam = make_seam(seam, plan.facts.banks if streaming else ())
-            self.model = Model(plan.facts, keep_experts_out=streaming, repack=plan.profile.model.repack)
-            stack.callback(self.model.close)
-            self.stream: Stream | None = None
-            self.placement: Placement | None = None
-            if streaming:
-                store = self._make_store()
-                stack.callback(store.close)
-                self.stream = Stream(self.seam, store, self.hot.fetcher)
-                self.placement = self._bind_tensors(store)
-            self.process = ProcessCounters()
-            stack.callback(self.process.close)
+            with interrupts.deferred() as cancelled:
+                self._open(stack, seam, cancelled)
             self._closing = stack.pop_all()
         self.sinks = FanOut(self.hot.sinks)
         self.open_s = time.perf_counter() - began
@@ -89,6 +74,27 @@ class Engine:
         self.process.forget_peak()
         self.record: RunRecord = describe_run(plan, notices=self._notices(), resolved=self._resolved())
         self._log.info("model opened", model=plan.facts.path, arch=plan.facts.arch, seconds=round(self.open_s, 3))
+
+    def _open(self, stack: contextlib.ExitStack, seam: str, cancelled: Callable[[], bool]) -> None:
+        plan = self.plan
+        tensor.self_check()
+        self.hot: HotPath = bind(plan)
+        stack.callback(self.hot.dense.close)
+        stack.callback(self.hot.fetcher.close)
+        self.seam: Seam = make_seam(seam, plan.facts.banks if plan.streaming else ())
+        self.model = Model(
+            plan.facts, keep_experts_out=plan.streaming, repack=plan.profile.model.repack, cancelled=cancelled
+        )
+        stack.callback(self.model.close)
+        self.stream: Stream | None = None
+        self.placement: Placement | None = None
+        if plan.streaming:
+            store = self._make_store()
+            stack.callback(store.close)
+            self.stream = Stream(self.seam, store, self.hot.fetcher)
+            self.placement = self._bind_tensors(store)
+        self.process = ProcessCounters()
+        stack.callback(self.process.close)
 
     def __enter__(self) -> Engine:
         return self
@@ -149,7 +155,7 @@ class Engine:
             if code != 0:
                 reason = "no room in the KV cache; raise model.ctx" if code == 1 else f"llama_decode returned {code}"
                 raise NativeError(f"{self.facts.path}: {reason}")
-            return _cost(took, cpu, before, _snapshot(stream))
+            return _cost(len(tokens), took, cpu, before, _snapshot(stream))
 
     def stop(self, context: Context) -> None:
         """End the decode in progress on ``context``, if there is one, at its next node; from any thread."""
@@ -237,7 +243,10 @@ def _snapshot(stream: Stream | None) -> tuple[Any, ...] | None:
     return (c.wait_s, c.manage_s, s.lookups, s.hits, c.read_bytes, s.evictions, s.rereads)
 
 
-def _cost(took: float, cpu: float, before: tuple[Any, ...] | None, after: tuple[Any, ...] | None) -> DecodeCost:
-    if before is None or after is None:
-        return DecodeCost(1, took, cpu)
-    return DecodeCost(1, took, cpu, *(b - a for a, b in zip(before, after, strict=True)))
+def _cost(
+    tokens: int, took: float, cpu: float, before: tuple[Any, ...] | None, after: tuple[Any, ...] | None
+) -> DecodeCost:
+    spent = () if before is None or after is None else (b - a for a, b in zip(before, after, strict=True))
+    cost = DecodeCost(1, took, cpu, *spent)
+    cost.tokens = tokens
+    return cost

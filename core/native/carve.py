@@ -72,8 +72,8 @@ class Carver:
         self._stop.set()
         self._thread.join()
 
-    def progress(self, done: float, user: int | None) -> bool:
-        """llama.cpp's progress callback: its first call takes what the thread has missed; the load then goes on."""
+    def progress(self) -> bool:
+        """For llama.cpp's progress callback: the first call takes what the thread has missed; always True."""
         if not self._stop.is_set():
             self._watched(self._sweep)
             self._stop.set()

@@ -6,13 +6,13 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bmoe.contracts import ModelFacts
 from bmoe.errors import ModelError, NativeError
-from bmoe.native import lib, llamalog
+from bmoe.native import interrupts, lib, llamalog
 from bmoe.native.carve import Carver
 
 _LOAD_MMAP = 1
@@ -66,13 +66,15 @@ class Model:
         load_mtp: bool = False,
         kv_overrides: Mapping[str, int | float | bool | str] | None = None,
         buffer_overrides: Sequence[tuple[str, int]] = (),
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         """Open ``facts.path``; raises ModelError with llama.cpp's own last error if it refuses the file.
 
         ``keep_experts_out`` leaves routed experts unread and unreachable: bind every expert tensor before a decode.
         ``repack`` lets llama.cpp rearrange weights for speed, which changes last bits and cannot be streamed.
         ``kv_overrides`` replaces metadata, by gguf key; ``buffer_overrides`` gives tensors whose name matches a regular
-        expression another ``ggml_backend_buffer_type_t``, by address.
+        expression another ``ggml_backend_buffer_type_t``, by address. The load ends early, as refused, once
+        ``cancelled`` says True.
         """
         self.path = facts.path
         self._llama = llama = lib.llama()
@@ -89,8 +91,11 @@ class Model:
         before, started = _read_bytes(), time.perf_counter()
         with llamalog.recent_errors() as errors, contextlib.ExitStack() as stack:
             carver = stack.enter_context(Carver(facts)) if keep_experts_out else None
-            if carver is not None:
-                params.progress_callback = llama.llama_progress_callback(carver.progress)
+
+            def progress(done: float, user: int | None) -> bool:
+                return (carver is None or carver.progress()) and not cancelled()
+
+            params.progress_callback = llama.llama_progress_callback(progress)
             self._handle = llama.llama_model_load_from_file(os.fsencode(facts.path), params)
             if not self._handle:
                 reason = llamalog.reason(errors)
@@ -112,13 +117,16 @@ class Model:
 
     @property
     def handle(self) -> Any:
-        """The ``llama_model *``."""
+        """The ``llama_model *``; NativeError if it was freed."""
+        if not self._handle:
+            raise NativeError(f"{self.path}: this model is closed; open it again")
         return self._handle
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of ``text``, with the beginning-of-sequence token if the model wants one."""
-        data = text.encode()
+        data = text.encode(errors="replace")  # half a surrogate pair is no character
         room = len(data) + 8
+        _ = self.handle  # refuses a closed model, whose vocabulary is gone too
         while True:
             tokens = (ctypes.c_int32 * room)()
             count = self._llama.llama_tokenize(self._vocab, data, len(data), tokens, room, True, special)
@@ -169,8 +177,13 @@ class Context:
             params.abort_callback = ctypes.cast(callbacks[1], llama.ggml_abort_callback)
         elif callbacks is not None:
             callbacks.install(params)
-        with llamalog.recent_errors() as errors:
-            self._handle = llama.llama_init_from_model(model.handle, params)
+        self._handle = None
+        try:
+            with llamalog.recent_errors() as errors, interrupts.deferred():
+                self._handle = llama.llama_init_from_model(model.handle, params)
+        except BaseException:
+            self.close()
+            raise
         if not self._handle:
             reason = llamalog.reason(errors)
             raise NativeError(

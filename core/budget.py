@@ -126,9 +126,9 @@ def _automatic(
     if budget.bytes and (budget.bytes >= budget.cycle_bytes or below_cycle(budget)):
         return BudgetOutcome(budget)
     if cache.ceil_mb and cache.ceil_mb * MIB < free:
-        limit = f"cache.ceil_mb = {cache.ceil_mb:g}"
+        limit = f"cache.ceil_mb = {cache.ceil_mb:.15g}"
     else:
-        limit = f"{machine.available_bytes // MIB} MiB free, cache.floor_mb = {cache.floor_mb:g}"
+        limit = f"{machine.available_bytes // MIB} MiB free, cache.floor_mb = {cache.floor_mb:.15g}"
     need = math.ceil(budget.cycle_bytes / MIB)
     return BudgetOutcome(
         off, notice=f'cache.budget_mb = "auto" became 0: {budget.bytes // MIB} MiB ({limit}), one token uses {need}'

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from bmoe.contracts import Options, Provider
 from bmoe.plugins import Catalog, installed_plugins
-from bmoe.problems import Problem, cause, explain, one_line, suggest, toml_value
+from bmoe.problems import Problem, cause, dotted, explain, one_line, suggest, toml_value
 from bmoe.profile import Profile
 from bmoe.registry import AUTO, KINDS
 from bmoe.selection import Selection, selections, unknown_name
@@ -105,7 +105,7 @@ class Chooser:
         try:
             return model.model_validate(given)
         except ValidationError as exc:
-            found = explain(exc, model, given, self.profile.where, prefix)
+            found = explain(exc, model, given, lambda at: self._blamed(at, selection), prefix)
             self.problems += [Problem(at, line) for at, line in found.items() if not self.profile.in_doubt(at)]
         except Exception as exc:  # noqa: BLE001 - a plugin's validator may raise anything
             self.problem(
@@ -115,6 +115,14 @@ class Chooser:
             )
         self.unsure.add(selection.kind)
         return Options()
+
+    def _blamed(self, at: tuple[str, ...], selection: Selection) -> str:
+        """``FILE: a.b.c`` for a problem of an option; what nobody says is the matter of who chose the plugin."""
+        origin, prefix = self.profile.origin, tuple(selection.options_path.split("."))
+        said = len(at) == len(prefix) or at[len(prefix)] in selection.options
+        if said or origin.giver(at) != origin.source:
+            return self.profile.where(at)
+        return f"{origin.giver(tuple(selection.path.split('.')))}: {dotted(at)}"
 
     def _automatic(self, selection: Selection, named: list[Choice], labels: list[str]) -> Choice | None:
         """The first candidate that this machine and the ``named`` choices allow."""

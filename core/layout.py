@@ -16,7 +16,7 @@ from bmoe.errors import ModelError
 from bmoe.header import Header, TensorEntry, Value, read_header
 
 _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-_EXPERT_NAME = re.compile(r"blk\.\d+\.\w+_(?:ch)?exps\.weight")
+_EXPERT_NAME = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<suffix>\w+_(?:ch)?exps)\.weight", re.ASCII)
 _MAX_SHARDS = 1024
 
 _Located = tuple[int, TensorEntry]
@@ -178,7 +178,7 @@ class _Layout:
         if not has_experts:
             self._fail(
                 f"a {self._arch} model without routed experts (a dense model): there is nothing to stream",
-                "llama.cpp runs it directly",
+                "bmoe is for Mixture-of-Experts models under every profile, so run this one with llama.cpp itself",
             )
         known = ", ".join(sorted(self._rows)) or "none"
         near = difflib.get_close_matches(self._arch, self._rows, n=1)
@@ -209,7 +209,22 @@ class _Layout:
                     )
         if not any(bank.layer < n_trunk for bank in banks):
             self._fail(f"no layer has the expert tensors of architecture {self._arch!r}", "correct the row")
+        self._refuse_unnamed(banks, n_trunk, n_expert)
         return tuple(banks)
+
+    def _refuse_unnamed(self, banks: Sequence[BankFacts], n_trunk: int, n_expert: int) -> None:
+        """Experts that the row does not name would stay in the mapping, with no budget that bounds them."""
+        named = {p.tensor for bank in banks for p in bank.projections}
+        routed = {bank.layer for bank in banks}.union(range(n_trunk))
+        for name, (_, tensor) in self._tensors.items():
+            match = _EXPERT_NAME.fullmatch(name)
+            if match is None or name in named or len(tensor.shape) != 3 or int(match["layer"]) not in routed:
+                continue
+            if tensor.shape[2] > 1 and n_expert % tensor.shape[2] == 0:  # fewer in a bank that groups the experts
+                self._fail(
+                    f"expert tensor {name} is not named by the row of architecture {self._arch!r}",
+                    f'add "{match["suffix"]}" to the row\'s experts, in the order of the graph',
+                )
 
     def _bank(self, layer: int, bank: int, names: Sequence[str], suffixes: Sequence[str], n_expert: int) -> BankFacts:
         count: int | None = n_expert if bank == 0 else None  # a second bank may divide the experts into groups

@@ -24,8 +24,11 @@ class Origin:
 
     def where(self, path: Path) -> str:
         """``FILE: a.b.c`` for a message; ``--set`` or ``--model`` in place of the file if the value came from there."""
-        giver = next((self.given[above] for above in _upwards(path) if above in self.given), self.source)
-        return f"{giver}: {dotted(path)}"
+        return f"{self.giver(path)}: {dotted(path)}"
+
+    def giver(self, path: Path) -> str:
+        """What gave the value at ``path``, or a table that it is in: an argument, or else :attr:`source`."""
+        return next((self.given[above] for above in _upwards(path) if above in self.given), self.source)
 
     def in_doubt(self, path: Path) -> bool:
         """Whether the value at ``path``, or a table that it is in, was taken away."""

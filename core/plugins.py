@@ -21,7 +21,7 @@ from bmoe.errors import PluginError
 from bmoe.problems import cause, one_line, suggest, toml_value
 from bmoe.profile import Profile
 from bmoe.registry import AUTO, KINDS, Registry
-from bmoe.rows import Sourced, merge_rows, read_rows, row_problem
+from bmoe.rows import Sourced, gather_rows, merge_rows, row_problem
 from bmoe.selection import selections
 
 if TYPE_CHECKING:
@@ -132,21 +132,22 @@ def gather_plugins(profile: Profile, registry: Registry) -> Catalog:
     modules = [row.module for row in registry.rows if (row.kind, row.name) in wanted]
     _load(loading, modules, profile.plugins.enable, profile.where("plugins.enable"))
     for index, path in enumerate(profile.plugins.archs):
-        try:
-            loading.other_rows += [(path, row) for row in read_rows(path)]
-        except PluginError as exc:
-            for line in str(exc).splitlines():
-                loading.problem(f"{profile.where(f'plugins.archs.{index}')}: {line}", exc)
+        rows, problems = gather_rows(path)
+        loading.other_rows += [(path, row) for row in rows]
+        for line in problems:
+            loading.problem(f"{profile.where(f'plugins.archs.{index}')}: {line}")
     return _catalog(loading)
 
 
-def load_all(registry: Registry, enable: Iterable[str] = ()) -> Catalog:
+def load_all(registry: Registry, enable: Iterable[str] = (), where: str = "plugins.enable") -> Catalog:
     """Load everything in-tree and the installed plugins named in ``enable``: for listings and gates.
+
+    ``where`` is what messages call the place that names them, such as an option of the command line.
 
     Raises :class:`~bmoe.errors.PluginError` as :func:`load_plugins` does.
     """
     loading = _Loading(registry, _fresh_manager())
-    _load(loading, [row.module for row in registry.rows], enable, "plugins.enable")
+    _load(loading, [row.module for row in registry.rows], enable, where)
     return _catalog(loading).refuse()
 
 
@@ -206,7 +207,7 @@ def _enable(loading: _Loading, name: str, where: str) -> None:
         loading.failed.add(name)
         loading.problem(
             f"repair {_distribution(points[0])} (pip install --force-reinstall) or remove {toml_value(name)} from "
-            f"plugins.enable: {points[0].value} cannot be imported ({cause(exc)})",
+            f"{where.rpartition(': ')[2]}: {points[0].value} cannot be imported ({cause(exc)})",
             exc,
         )
         return

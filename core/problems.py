@@ -80,11 +80,17 @@ def suggest(word: object, known: Iterable[str]) -> str:
 
 
 def explain(
-    error: ValidationError, model: type[BaseModel], data: object, where: Callable[[Path], str], prefix: Path = ()
+    error: ValidationError,
+    model: type[BaseModel],
+    data: object,
+    where: Callable[[Path], str],
+    prefix: Path = (),
+    top: str = "a section of a profile",
 ) -> dict[Path, str]:
     """Every problem that pydantic found in ``data`` for ``model``: one line for each whole TOML path.
 
-    ``where`` turns a whole TOML path into ``FILE: a.b.c``; ``prefix`` is the path of ``data`` itself.
+    ``where`` turns a whole TOML path into ``FILE: a.b.c``; ``prefix`` is the path of ``data`` itself; ``top`` says in
+    words what its keys are.
     """
     found: dict[Path, list[str]] = {}
     items = error.errors(include_url=False)
@@ -95,7 +101,7 @@ def explain(
         missing = item["type"] == "missing"
         if missing and loc in misspelt:
             continue
-        reason = _reason(item, model, loc, prefix)
+        reason = _reason(item, model, loc, prefix, top)
         found.setdefault(loc, []).append(reason if missing else f"= {toml_value(value)} {reason}")
     # The members of a union each have a reason of their own; the first stands for them.
     return {prefix + loc: f"{where(prefix + loc)} {reasons[0]}" for loc, reasons in found.items()}
@@ -156,7 +162,7 @@ _BOUNDS = {
 }
 
 
-def _reason(item: Any, model: type[BaseModel], loc: Path, prefix: Path) -> str:
+def _reason(item: Any, model: type[BaseModel], loc: Path, prefix: Path, top: str) -> str:
     """What is wrong at ``loc``, and the remedy."""
     kind, context = str(item["type"]), item.get("ctx", {})
     last = loc[-1] if loc else ""
@@ -166,7 +172,7 @@ def _reason(item: Any, model: type[BaseModel], loc: Path, prefix: Path) -> str:
         return f"is missing; give {f'the {info.description}' if info and info.description else 'it a value'}"
     if kind == "extra_forbidden":
         section = dotted(prefix + loc[:-1])
-        of = f"a key of [{section}]" if section else "a section of a profile"
+        of = f"a key of [{section}]" if section else top
         return f"is not {of}; {_known_key(loc, model, parent)}"
     if kind in ("value_error", "assertion_error"):
         return one_line(context.get("error", item["msg"]))
@@ -202,6 +208,7 @@ def meant(loc: Path, model: type[BaseModel]) -> Path | None:
 def _known_key(loc: Path, model: type[BaseModel], parent: type[BaseModel] | None) -> str:
     at = meant(loc, model)
     if at is not None and at[-1] == loc[-1]:
-        return f"it belongs to [{at[0]}]"
+        listed = get_origin(model.model_fields[at[0]].annotation) in (list, tuple)
+        return f"it belongs to [[{at[0]}]]" if listed else f"it belongs to [{at[0]}]"
     known = list(parent.model_fields) if parent else []
     return suggest(loc[-1], known) if known else "remove it: no key is known here"

@@ -337,7 +337,7 @@ def _together(profile: Profile, where: Callable[[tuple[str, ...]], str]) -> Prob
         return {}
     path = ("cache", "budget_mb")
     said = f"{where(path)} = {toml_value(budget)} is above cache.ceil_mb"
-    return {path: f"{said} = {ceiling:g}; change one of them"}
+    return {path: f"{said} = {ceiling:.15g}; change one of them"}
 
 
 def _parts(path: str | tuple[str, ...]) -> tuple[str, ...]:

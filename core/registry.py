@@ -79,7 +79,9 @@ def parse_registry(data: Mapping[str, Any], label: str = "registry.toml") -> Reg
     try:
         rows = _File.model_validate(dict(data)).plugin
     except ValidationError as exc:
-        problems = list(explain(exc, _File, data, lambda path: f"{label}: {dotted(path)}").values())
+        problems = list(
+            explain(exc, _File, data, lambda path: f"{label}: {dotted(path)}", top="a key of a registry").values()
+        )
     first: dict[tuple[str, str], Row] = {}
     for row in rows:
         taken = first.setdefault((row.kind, row.name), row)

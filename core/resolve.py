@@ -52,7 +52,8 @@ def check(
         except ModelError as exc:
             unusable = exc
     elif needs_model and not chosen.in_doubt("model.path"):
-        line = f"{chosen.where('model.path')} is missing; give the model with --model FILE, or set model.path"
+        remedy = "give the model with --model FILE (in Python model=FILE), or set model.path"
+        line = f"{chosen.where('model.path')} is missing; {remedy}"
         problems.append(Problem(("model", "path"), line))
     plan, found = try_plan(chosen, catalog, facts, read_machine())
     problems += found

@@ -36,6 +36,9 @@ class _TomlRow(BaseModel):
     notes: str = Field(default="", strict=True)
 
 
+_TOP = "a key of a file of rows, each written as [[arch]]"
+
+
 class _RowFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -44,26 +47,58 @@ class _RowFile(BaseModel):
 
 def read_rows(path: str) -> list[ArchRow]:
     """The rows of a TOML file of ``[[arch]]`` tables. Raises PluginError with every problem in it."""
+    rows, problems = gather_rows(path)
+    if problems:
+        raise PluginError("\n".join(problems))
+    return rows
+
+
+def gather_rows(path: str) -> tuple[list[ArchRow], list[str]]:
+    """As :func:`read_rows`, but what is wrong comes second.
+
+    A row that is wrong only claims its name, if it has one, so that a name that is taken is found in the same run; a
+    row without experts is such a claim.
+    """
     label = one_line(path)
     try:
         data = read_toml(Path(path), path)
     except ProfileError as exc:
-        raise PluginError(str(exc)) from exc
+        return [], [str(exc)]
+    problems: dict[tuple[str, ...], str] = {}
     try:
-        tables = _RowFile.model_validate(data).arch
+        _RowFile.model_validate(data)
     except ValidationError as exc:
-        raise PluginError("\n".join(explain(exc, _RowFile, data, lambda p: f"{label}: {dotted(p)}").values())) from exc
-    rows = [_row(table) for table in tables]
-    problems = [f"{label}: {problem}" for row in rows if (problem := row_problem(row))]
-    if problems:
-        raise PluginError("\n".join(problems))
-    return rows
+        problems = explain(exc, _RowFile, data, lambda p: f"{label}: {dotted(p)}", top=_TOP)
+    tables = data.get("arch")
+    rows: list[ArchRow] = []
+    for index, table in enumerate(tables if isinstance(tables, list) else ()):
+        at = ("arch", str(index))
+        if not any(path[:2] == at for path in problems):
+            row = _row(_TomlRow.model_validate(table))
+            wrong = row_problem(row)
+            if not wrong:
+                rows.append(row)
+                continue
+            problems[at] = f"{label}: {wrong}"
+        if isinstance(table, dict):
+            if "name" not in table:
+                what = _TomlRow.model_fields["name"].description
+                problems.setdefault((*at, "name"), f"{label}: {dotted((*at, 'name'))} is missing; give the {what}")
+            rows += _claim(table)
+    return rows, list(problems.values())
 
 
 def _row(table: _TomlRow) -> ArchRow:
     fields: dict[str, Any] = table.model_dump()
     fields["experts"] = tuple(tuple(bank) for bank in table.experts)
     return ArchRow(**fields)
+
+
+def _claim(table: Mapping[str, Any]) -> list[ArchRow]:
+    name, replaces = table.get("name"), table.get("replaces")
+    if not isinstance(name, str) or not name or not isinstance(replaces, str | None):
+        return []
+    return [ArchRow(name, (), replaces=replaces)]
 
 
 def row_problem(row: object) -> str:
@@ -93,6 +128,7 @@ def merge_rows(
 
     ``place`` turns where a row comes from into words.
     A row from outside may take an in-tree row's name if ``replaces`` says that name; two of them may not.
+    A row without experts only claims its name.
     """
     problems: list[str] = []
     base: dict[str, Sourced] = {}
@@ -112,7 +148,7 @@ def merge_rows(
                 f'arch "{row.name}" is provided by {place(taken[0])} and {place(origin)}; '
                 f'to take its place, say replaces = "{row.name}" in the second'
             )
-        else:
+        elif row.experts:
             merged[row.name] = (origin, row)
     return merged, problems
 

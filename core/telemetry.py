@@ -212,5 +212,8 @@ class FanOut:
 
     def _report(self, entry: tuple[int, Sink], error: Exception) -> None:
         index, sink = entry
-        reason = f"{type(error).__name__}: {error}"
-        self._log.warning("sink failed", path=f"sink.{index}", sink=type(sink).__name__, reason=reason)
+        path, reason = f"sink.{index}", f"{type(error).__name__}: {error}"
+        option, equals, rest = str(error).partition(" = ")
+        if isinstance(error, PluginError) and equals and option.startswith("options."):
+            path, reason = f"{path}.{option}", rest
+        self._log.warning("sink failed", path=path, sink=type(sink).__name__, reason=reason)

@@ -35,7 +35,7 @@ PROJECTION = ProjectionFacts("blk.0.ffn_up_exps.weight", "ffn_up_exps", 0, 0, 10
 FACTS = ModelFacts(
     path="m.gguf",
     name="m",
-    arch="acme-moe",
+    arch="umbra-moe",
     shards=(ShardFacts("m.gguf", 10 * MIB),),
     n_layer=1,
     n_expert=8,
@@ -49,12 +49,12 @@ FACTS = ModelFacts(
 )
 
 
-@pytest.fixture(name="acme", autouse=True)
-def _acme(monkeypatch):
+@pytest.fixture(name="umbra", autouse=True)
+def _umbra(monkeypatch):
     """Make the fake distribution in this folder look installed, and forget its modules afterwards."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "acme"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "umbra"]:
         del sys.modules[name]
 
 
@@ -78,7 +78,7 @@ class Resource:
 
 @pytest.fixture(name="world")
 def _world():
-    """A plan of acme's plugins with fakes for what would open files; ``world.builds`` replaces what providers build."""
+    """A plan of umbra's plugins with fakes for what opens files; ``world.builds`` replaces what providers build."""
     world = SimpleNamespace(fetcher=Resource(), dense=Resource(), builds={}, built=[])
 
     def provider(kind, name, result):
@@ -93,10 +93,10 @@ def _world():
 
     def plan(*overrides):
         tables = {
-            "plugins": {"enable": ["acme"]},
-            "cache": {"policy": "acme.hotset", "floor_mb": 0},
+            "plugins": {"enable": ["umbra"]},
+            "cache": {"policy": "umbra.hotset", "floor_mb": 0},
             "fetch": {"plugin": "pread"},
-            "sink": [{"plugin": "acme.counter"}],
+            "sink": [{"plugin": "umbra.counter"}],
         }
         profile = load_profile(tables, overrides=overrides)
         catalog = load_plugins(profile, load_registry())
@@ -104,7 +104,7 @@ def _world():
         providers["fetch"]["pread"] = provider("fetch", "pread", world.fetcher)
         providers["dense"]["mmap"] = provider("dense", "mmap", world.dense)
         if "cache" in world.builds:
-            providers["cache"]["acme.hotset"] = provider("cache", "acme.hotset", None)
+            providers["cache"]["umbra.hotset"] = provider("cache", "umbra.hotset", None)
         world.catalog = replace(catalog, providers=MappingProxyType(providers))
         return make_plan(profile, world.catalog, FACTS, MACHINE)
 
@@ -132,7 +132,7 @@ def test_no_hook_is_called_after_binding(world):
     hot.policy.forget(second)
     assert first == hot.policy.victim(())
     (sink,) = hot.sinks
-    sink.open(RunRecord("id", "m", "acme-moe", {}, {}, {}, {}))
+    sink.open(RunRecord("id", "m", "umbra-moe", {}, {}, {}, {}))
     sink.token(TokenRecord(0, 5, "x"))
     sink.close(None)
     assert 1 == sink.tokens

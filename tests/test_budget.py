@@ -110,6 +110,7 @@ def test_an_automatic_budget_below_the_cycle_becomes_0_with_a_notice():
     expected = f'cache.budget_mb = "auto" became 0: 3 MiB (603 MiB free, cache.floor_mb = 600), one token uses {need}'
     assert expected == outcome.notice
     assert "2 MiB (cache.ceil_mb = 2)" in decide(ceil_mb=2).notice
+    assert "cache.floor_mb = 100000000)" in decide(floor_mb=1e8).notice
     assert (0, "") == (decide(floor_mb=9999).budget.bytes, decide(floor_mb=9999).problem)
 
 

@@ -151,7 +151,7 @@ def test_the_example_row_loads(tmp_path: Path):
 @pytest.mark.parametrize("source", [block for block in blocks("python") if "bmoe.open" not in block.values[0]])
 def test_python_examples_run(source: str):
     """Examples define plugins and gates; defining them needs no model."""
-    exec(compile(source, "example", "exec"), {"__name__": "example"})
+    exec(compile(source, "example", "exec"), {"__name__": "example", "__file__": "example.py"})
 
 
 def example(page: str) -> dict[str, object]:

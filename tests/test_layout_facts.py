@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from bmoe.contracts import ArchRow
 from bmoe.errors import ModelError
 from bmoe.layout import read_model
+from bmoe.plugins import load_all
+from bmoe.registry import load_registry
 from bmoe.synth import write_model
 from bmoe.synth.shapes import SHAPES, metadata
 from bmoe.testing.models import TinyModels
@@ -241,9 +243,10 @@ def test_a_large_vocabulary_costs_little_memory(write: Callable[..., Path]) -> N
         (blob(shapes={"blk.0.ffn_up_exps.weight": (8, 8, 3)}), "holds 3 experts, not 4"),
         (blob(shapes={"blk.0.ffn_up_exps.weight": (8, 8)}), "not 3 axes"),
         (blob(shapes={"blk.0.ffn_down_exps.weight": ()}), "blk.0.ffn_down_exps.weight"),
+        (blob(shapes={"blk.0.ffn_up_chexps.weight": (8, 8, 2)}), "blk.0.ffn_up_chexps.weight is not named"),
         (blob({"qwen3moe.block_count": 2}), "blk.1.ffn_gate_exps.weight"),
         (blob(shapes={f"blk.0.{suffix}.weight": () for suffix in SUFFIXES}), "dense model"),
-        (blob({"general.architecture": "lama"}, {f"blk.0.{s}.weight": () for s in SUFFIXES}), "llama.cpp runs it"),
+        (blob({"general.architecture": "lama"}, {f"blk.0.{s}.weight": () for s in SUFFIXES}), "with llama.cpp itself"),
         (blob()[:-1], "truncated: 1 of "),
         (blob()[:-1000], "truncated: 1000 of "),
     ],
@@ -262,6 +265,33 @@ def test_an_unknown_architecture_lists_the_known_and_how_to_add_one(write: Calla
     message = refusal(write(blob({**keys, "general.architecture": "qwen3mow"})))
     for part in ("'qwen3mow'", "close to 'qwen3moe'", "gpt-oss, qwen3moe", "plugins.archs"):
         assert part in message
+
+
+def test_experts_that_the_row_does_not_name_are_refused(write: Callable[..., Path]) -> None:
+    """They would stay in the mapping of the dense weights, and no budget would bound them."""
+    message = refusal(write(blob()), {"qwen3moe": ArchRow("qwen3moe", (SUFFIXES[1:],))})
+    assert "expert tensor blk.0.ffn_gate_exps.weight is not named by the row of architecture 'qwen3moe'" in message
+    assert message.endswith('; add "ffn_gate_exps" to the row\'s experts, in the order of the graph')
+
+
+def test_experts_under_another_name_in_a_layer_that_may_be_dense_are_refused(write: Callable[..., Path]) -> None:
+    rows = {"qwen3moe": ArchRow("qwen3moe", (SUFFIXES,), dense_lead=True)}
+    keys, fused = {"qwen3moe.block_count": 2}, {"blk.1.ffn_gate_up_exps.weight": (8, 16, 4)}
+    assert "blk.1.ffn_gate_up_exps.weight is not named" in refusal(write(blob(keys, fused)), rows)
+    assert len(read_model(write(blob(keys)), rows).banks) == 1
+
+
+def test_what_belongs_to_experts_but_is_none_stays_dense(write: Callable[..., Path]) -> None:
+    """Biases and scales of experts, their norms, shared experts, and what is in no layer of the model."""
+    names = {f"blk.0.ffn_up_{end}": (8, 4) for end in ("exps.bias", "exps.scale", "exps.input_scale", "shexp.weight")}
+    names = {**names, "blk.0.ffn_norm_exps.weight": (8,), "blk.7.ffn_other_exps.weight": (8, 8, 4)}
+    assert names.keys() < {t.name for t in read_model(write(blob(shapes=names)), ROWS).dense}
+
+
+@pytest.mark.parametrize("like", sorted(name for name in SHAPES if name.startswith("tiny-")))
+def test_the_rows_of_the_tree_name_every_expert_of_the_synthetic_models(models: TinyModels, like: str) -> None:
+    facts = read_model(models.path(like), load_all(load_registry()).archs)
+    assert [t.name for t in facts.dense if t.name.endswith("_exps.weight")] == []
 
 
 def test_damage_in_the_tensor_table_is_refused(write: Callable[..., Path]) -> None:

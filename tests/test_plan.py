@@ -41,12 +41,12 @@ ENTRY = held_bytes(FACTS.banks[0], PAGE)
 CYCLE = 4 * 2 * ENTRY
 
 
-@pytest.fixture(name="acme", autouse=True)
-def _acme(monkeypatch):
+@pytest.fixture(name="umbra", autouse=True)
+def _umbra(monkeypatch):
     """Make the fake distribution in this folder look installed, and forget its modules afterwards."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "acme"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "umbra"]:
         del sys.modules[name]
 
 
@@ -139,8 +139,8 @@ def test_builders_are_told_model_budget_and_files():
         ("dense.placement=auto", '--set: dense.placement = "auto" is not possible; choose one of mmap'),
         ("sink.0.plugin=jsnl", '--set: sink.0.plugin = "jsnl" is not a sink; did you mean "jsonl"? (jsonl, progress)'),
         (
-            "cache.policy=acme.hotset",
-            '--set: cache.policy = "acme.hotset" is not a cache policy of bmoe; add "acme" to plugins.enable',
+            "cache.policy=umbra.hotset",
+            '--set: cache.policy = "umbra.hotset" is not a cache policy of bmoe; add "umbra" to plugins.enable',
         ),
         (
             "cache.policy=ghost.x",
@@ -355,7 +355,7 @@ def test_the_policy_itself_is_asked_whether_it_hits_below_the_cycle():
 
     assert 3 * MIB == plan(providers=[cache(below_cycle=True)], **tables).budget.bytes
     assert refused(providers=[cache(below_cycle=False)], **tables)
-    assert 3 * MIB == plan(cache={"policy": "acme.hotset", "budget_mb": 3}, plugins={"enable": ["acme"]}).budget.bytes
+    assert 3 * MIB == plan(cache={"policy": "umbra.hotset", "budget_mb": 3}, plugins={"enable": ["umbra"]}).budget.bytes
 
 
 def test_what_became_of_an_automatic_budget_is_among_the_notices():

@@ -79,7 +79,7 @@ def test_what_an_unknown_plugin_may_be_is_not_missed():
         ({"fetch": 3}, {"needs": ("fetch:aio",)}),
         ({"sink": 3}, {"needs": ("sink:jsonl",)}),
         ({"sink": [{}]}, {"needs": ("sink:jsonl",)}),
-        ({"plugin": "acme.x"}, {}),
+        ({"plugin": "umbra.x"}, {}),
         ({"plugins": {"allow_experimental": "yes"}}, {"experimental": True}),
         ({"stream": {"enabled": "no"}, "model": {"repack": True}}, {}),
         ({"routing": [3, {"plugn": "x"}]}, {}),

@@ -16,12 +16,12 @@ from bmoe.profile import load_profile
 from bmoe.registry import load_registry, parse_registry
 
 
-@pytest.fixture(name="acme", autouse=True)
-def _acme(monkeypatch):
+@pytest.fixture(name="umbra", autouse=True)
+def _umbra(monkeypatch):
     """Make the fake distribution in this folder look installed, and forget its modules afterwards."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "acme"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "umbra"]:
         del sys.modules[name]
 
 
@@ -51,7 +51,7 @@ def test_only_what_the_profile_names_is_imported():
         list(catalog.providers[kind]) for kind in ("cache", "fetch", "dense", "sink")
     ]
     assert not {"bmoe_plugins.caches.none", "bmoe_plugins.fetch.aio", "bmoe_plugins.sinks.jsonl"} & set(sys.modules)
-    assert "acme.plugin" not in sys.modules
+    assert "umbra.plugin" not in sys.modules
 
 
 def test_auto_loads_its_candidates_and_all_rows_are_there():
@@ -67,45 +67,44 @@ def test_every_open_has_a_manager_of_its_own():
     first, second = load(), load()
 
     assert first.manager is not second.manager
-    assert "acme.hotset" in load(**enabled("acme")).providers["cache"]
-    assert "acme.hotset" not in load().providers["cache"]
+    assert "umbra.hotset" in load(**enabled("umbra")).providers["cache"]
+    assert "umbra.hotset" not in load().providers["cache"]
 
 
 def test_an_installed_plugin_is_found_by_its_entry_point_and_loads_when_enabled():
-    assert "acme" in installed_plugins()
+    assert "umbra" in installed_plugins()
 
-    catalog = load(**enabled("acme"))
+    catalog = load(**enabled("umbra"))
 
-    assert "acme.hotset" in catalog.providers["cache"]
-    assert "acme.counter" in catalog.providers["sink"]
-    assert catalog.archs["acme-moe"].gating == "sigmoid"
-    assert catalog.origin("arch", "acme-moe") == catalog.origin("cache", "acme.hotset") == "acme"
+    assert "umbra.hotset" in catalog.providers["cache"]
+    assert "umbra.counter" in catalog.providers["sink"]
+    assert catalog.archs["umbra-moe"].gating == "sigmoid"
+    assert catalog.origin("arch", "umbra-moe") == catalog.origin("cache", "umbra.hotset") == "umbra"
 
 
 def test_everything_in_tree_can_be_loaded_for_listings():
     registry = load_registry()
 
-    catalog = load_all(registry, ["acme"])
+    catalog = load_all(registry, ["umbra"])
 
-    assert {"none", "lru", "acme.hotset"} <= set(catalog.providers["cache"])
+    assert {"none", "lru", "umbra.hotset"} <= set(catalog.providers["cache"])
     assert set(registry.names("arch")) < set(catalog.archs)
 
 
 def test_a_plugin_that_is_not_installed_is_refused_with_the_installed_ones():
-    (line,) = refused(**enabled("acmee"))
+    (line,) = refused(**enabled("umbrae"))
 
-    assert line.startswith(
-        'profile: plugins.enable names "acmee", which is not installed; did you mean "acme"? (acme, acme-'
-    )
+    assert line.startswith('profile: plugins.enable names "umbrae", which is not installed; did you mean "umbra"? (')
+    assert "umbra, umbra-argument, " in line
 
 
 def test_a_plugin_that_cannot_be_imported_says_the_remedy_first_and_keeps_the_cause():
     with pytest.raises(PluginError) as caught:
-        load(**enabled("acme-broken"))
+        load(**enabled("umbra-broken"))
 
     assert str(caught.value).startswith(
-        'repair bmoe-acme 0.1 (pip install --force-reinstall) or remove "acme-broken" from plugins.enable: acme.broken '
-        "cannot be imported (ModuleNotFoundError: No module named 'a_package_that_is_not_installed')"
+        'repair bmoe-umbra 0.1 (pip install --force-reinstall) or remove "umbra-broken" from plugins.enable: '
+        "umbra.broken cannot be imported (ModuleNotFoundError: No module named 'a_package_that_is_not_installed')"
     )
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
@@ -123,17 +122,17 @@ def _rows():
 
 
 def test_a_row_that_takes_a_name_of_bmoe_is_refused_naming_both_unless_it_replaces_it():
-    lines = refused(**enabled("acme-clash"))
+    lines = refused(**enabled("umbra-clash"))
 
-    expected = 'arch "qwen3moe" is provided by bmoe_plugins.archs.qwen3moe and acme-clash (acme.clash); '
+    expected = 'arch "qwen3moe" is provided by bmoe_plugins.archs.qwen3moe and umbra-clash (umbra.clash); '
     assert [line for line in lines if line.startswith(expected) and 'replaces = "qwen3moe"' in line]
-    assert (("ffn_up_exps",),) == load(**enabled("acme-replaces")).archs["qwen3moe"].experts
+    assert (("ffn_up_exps",),) == load(**enabled("umbra-replaces")).archs["qwen3moe"].experts
 
 
 def test_a_provider_name_that_is_given_twice_is_refused_naming_its_module():
-    lines = refused(**enabled("acme-clash"))
+    lines = refused(**enabled("umbra-clash"))
 
-    assert 'cache "acme-clash.one" is provided by acme-clash (acme.clash) twice; remove or rename one' in lines
+    assert 'cache "umbra-clash.one" is provided by umbra-clash (umbra.clash) twice; remove or rename one' in lines
 
 
 def test_two_in_tree_modules_with_one_name_are_refused_naming_both(monkeypatch):
@@ -150,18 +149,18 @@ def test_two_in_tree_modules_with_one_name_are_refused_naming_both(monkeypatch):
     ("name", "expected"),
     [
         (
-            "acme-pending",
-            'acme-pending (acme.pending): "bmoe_cachez" is not a hook of bmoe; did you mean "bmoe_caches"?',
+            "umbra-pending",
+            'umbra-pending (umbra.pending): "bmoe_cachez" is not a hook of bmoe; did you mean "bmoe_caches"?',
         ),
-        ("acme-argument", "acme-argument (acme.argument): cannot be registered; correct it ("),
-        ("acme-unmarked", "acme-unmarked (acme.unmarked): bmoe_caches is not marked; put @bmoe.hookimpl above it"),
+        ("umbra-argument", "umbra-argument (umbra.argument): cannot be registered; correct it ("),
+        ("umbra-unmarked", "umbra-unmarked (umbra.unmarked): bmoe_caches is not marked; put @bmoe.hookimpl above it"),
         (
-            "acme-unprefixed",
-            'acme-unprefixed (acme.unprefixed): cache "hotset" lacks the prefix of its plugin; name it "acme-unpref',
+            "umbra-unprefixed",
+            'umbra-unprefixed (umbra.unprefixed): cache "hotset" lacks the prefix of its plugin; name it "umbra-unpref',
         ),
         (
-            "acme-raises",
-            "acme-raises (acme.raising): bmoe_caches failed; correct the plugin or leave it out (RuntimeError: out of",
+            "umbra-raises",
+            "umbra-raises (umbra.raising): bmoe_caches failed; correct the plugin or leave it out (RuntimeError: out",
         ),
     ],
 )
@@ -172,23 +171,23 @@ def test_a_plugin_that_breaks_the_contract_is_one_line(name, expected):
 
 
 def test_an_unknown_argument_names_the_argument():
-    assert "'budget'" in refused(**enabled("acme-argument"))[0]
+    assert "'budget'" in refused(**enabled("umbra-argument"))[0]
 
 
 def test_everything_wrong_with_a_plugin_is_reported_at_once():
     expected = [
         'row "odd-moe": experts is not a list of lists of names, one per bank; give at least one',
         "bmoe_caches returned 'lru', which is no Provider; return bmoe.Provider(…)",
-        'cache "acme-odd.x": options is no model of options; derive it from bmoe.contracts.Options',
-        'cache "acme-odd.y": "disk" names no plugin; write "kind:name" or "kind:*"',
-        "bmoe_sinks failed; correct the plugin or leave it out (TypeError: it returned {'acme-odd.z'",
+        'cache "umbra-odd.x": options is no model of options; derive it from bmoe.contracts.Options',
+        'cache "umbra-odd.y": "disk" names no plugin; write "kind:name" or "kind:*"',
+        "bmoe_sinks failed; correct the plugin or leave it out (TypeError: it returned {'umbra-odd.z'",
     ]
 
-    lines = refused(**enabled("acme-odd"))
+    lines = refused(**enabled("umbra-odd"))
 
     assert len(expected) == len(lines)
     for text, line in zip(expected, lines, strict=True):
-        assert line.startswith(f"acme-odd (acme.odd): {text}")
+        assert line.startswith(f"umbra-odd (umbra.odd): {text}")
 
 
 def test_a_module_that_disagrees_with_the_registry_is_refused():

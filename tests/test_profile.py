@@ -148,7 +148,7 @@ def test_all_problems_are_reported_at_once_each_with_its_path_value_and_remedy()
             "prefetch": 3,
             "stream": {"enabled": "yes"},
             "sampling": {"temp": -0.1, "top_p": 0, "min_p": 1.5, "seed": True},
-            "plugins": {"enable": "acme"},
+            "plugins": {"enable": "umbra"},
         }
     )
 
@@ -173,7 +173,7 @@ def test_all_problems_are_reported_at_once_each_with_its_path_value_and_remedy()
         "sampling.top_p = 0 is out of range; give a number above 0 and up to 1",
         "sampling.min_p = 1.5 is out of range; give a number from 0 to 1",
         "sampling.seed = true is not a whole number; give a whole number from 0 to 4294967295",
-        'plugins.enable = "acme" is not a list; write it in [ ]',
+        'plugins.enable = "umbra" is not a list; write it in [ ]',
     }
     assert len(expected) == len(lines)
     for text in expected:
@@ -248,14 +248,14 @@ def test_lists_are_overridden_by_index_and_grow_by_the_next_one():
         overrides=[
             "routing.0.options.k=6",
             "routing.1.plugin=b",
-            "plugins.enable.0=acme",
+            "plugins.enable.0=umbra",
             "plugins.enable.1=other",
             "sink.0.plugin=jsonl",
         ],
     )
 
     assert [("a", {"k": 6}), ("b", {})] == [(r.plugin, r.options) for r in profile.routing]
-    assert ("acme", "other") == profile.plugins.enable
+    assert ("umbra", "other") == profile.plugins.enable
     assert ["jsonl"] == [s.plugin for s in profile.sink]
 
 

@@ -13,12 +13,12 @@ from bmoe.resolve import check, resolve
 from bmoe.synth import write_model
 
 
-@pytest.fixture(name="acme", autouse=True)
-def _acme(monkeypatch):
+@pytest.fixture(name="umbra", autouse=True)
+def _umbra(monkeypatch):
     """Make the fake distribution in this folder look installed, and forget its modules afterwards."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "acme"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "umbra"]:
         del sys.modules[name]
 
 
@@ -36,7 +36,7 @@ def refused(profile, error=ProfileError, **arguments):
 
 EVERYTHING = """
 [plugins]
-enable = ["acme-broken"]
+enable = ["umbra-broken"]
 [sampling]
 temp = "hot"
 [[sink]]
@@ -51,7 +51,7 @@ polcy = "lru"
 budget_mb = 0.001
 [fetch]
 lanes = 99
-plugin = "acme-broken.x"
+plugin = "umbra-broken.x"
 """
 
 
@@ -62,7 +62,7 @@ def test_keys_types_names_options_plugins_and_budget_are_reported_together_in_th
     lines = refused(path, model=model, overrides=["draft.max_draft=0", "junk"])
 
     expected = [
-        "repair bmoe-acme",
+        "repair bmoe-umbra",
         f"{path}: sampling.temp",
         f"{path}: sink.0.options.pth",
         f"{path}: sink.1.plugin",
@@ -79,7 +79,9 @@ def test_keys_types_names_options_plugins_and_budget_are_reported_together_in_th
 
 
 def test_a_lacking_model_is_a_problem_of_the_profile_among_the_others():
-    assert ["profile: model.path is missing; give the model with --model FILE, or set model.path"] == refused({})
+    assert [
+        "profile: model.path is missing; give the model with --model FILE (in Python model=FILE), or set model.path"
+    ] == refused({})
     assert 2 == len(refused({"cache": {"policy": "lur"}}))
 
 
@@ -94,31 +96,33 @@ def test_a_model_that_cannot_be_read_is_reported_once_the_profile_is_right(tmp_p
     absent = str(tmp_path / "none.gguf")
 
     (wrong,) = refused({"fetch": {"lanes": 0}}, model=absent)
-    (lost,) = refused({"plugins": {"enable": ["acmee"]}}, PluginError, model=absent)
+    (lost,) = refused({"plugins": {"enable": ["umbrae"]}}, PluginError, model=absent)
     (unread,) = refused({}, ModelError, model=absent)
 
-    assert ("fetch.lanes" in wrong, "acmee" in lost, "none.gguf" in unread) == (True, True, True)
+    assert ("fetch.lanes" in wrong, "umbrae" in lost, "none.gguf" in unread) == (True, True, True)
 
 
 def test_a_plugin_that_fails_and_a_profile_that_is_wrong_do_not_hide_each_other():
-    lines = refused({"plugins": {"enable": ["acme-broken", "acmee"]}, "model": {"ctx": 0}, "cache": {"policy": "lur"}})
+    lines = refused(
+        {"plugins": {"enable": ["umbra-broken", "umbrae"]}, "model": {"ctx": 0}, "cache": {"policy": "lur"}}
+    )
 
-    for text in ("repair bmoe-acme", "acmee", "model.ctx = 0", 'cache.policy = "lur"', "model.path is missing"):
+    for text in ("repair bmoe-umbra", "umbrae", "model.ctx = 0", 'cache.policy = "lur"', "model.path is missing"):
         assert 1 == sum(text in line for line in lines), text
     assert 5 == len(lines)
 
 
 def test_what_a_failed_plugin_would_provide_is_not_unknown_as_well(model):
     (line,) = refused(
-        {"plugins": {"enable": ["acme-broken"]}, "cache": {"policy": "acme-broken.x"}}, PluginError, model=model
+        {"plugins": {"enable": ["umbra-broken"]}, "cache": {"policy": "umbra-broken.x"}}, PluginError, model=model
     )
 
-    assert line.startswith("repair bmoe-acme")
+    assert line.startswith("repair bmoe-umbra")
 
 
 def test_a_failed_plugin_alone_keeps_its_cause(model):
     with pytest.raises(PluginError) as caught:
-        resolve({"plugins": {"enable": ["acme-broken"]}}, model=model)
+        resolve({"plugins": {"enable": ["umbra-broken"]}}, model=model)
 
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
@@ -144,3 +148,24 @@ def test_a_profile_can_be_checked_without_a_model(model):
 
     assert ("demo.toml", None) == (profile.source, plan)
     assert check("demo", model=model)[1] is not None
+
+
+def test_an_option_that_is_lacking_is_blamed_on_who_chose_the_plugin(tmp_path, model):
+    path = tmp_path / "p.toml"
+    path.write_text('[[sink]]\nplugin = "progress"\n')
+    chosen = "sink.0.options.path is missing"
+
+    assert refused(path, model=model, overrides=["sink.0.plugin=jsonl"])[0].startswith(f"--set: {chosen}")
+    path.write_text('[[sink]]\nplugin = "jsonl"\n')
+    assert refused(path, model=model)[0].startswith(f"{path}: {chosen}")
+    assert refused(path, model=model, overrides=["sink.0.options.flush=true"])[0].startswith(f"{path}: {chosen}")
+
+
+def test_an_option_of_the_file_that_a_plugin_chosen_elsewhere_lacks_is_blamed_on_the_file(tmp_path, model):
+    path = tmp_path / "p.toml"
+    path.write_text('[[sink]]\nplugin = "progress"\noptions = { window = 4 }\n')
+    lines = refused(path, model=model, overrides=["sink.0.plugin=jsonl"])
+
+    assert ["--set: sink.0.options.path", f"{path}: sink.0.options.window"] == sorted(
+        line.split(" is ")[0].split(" = ")[0] for line in lines
+    )

@@ -259,6 +259,31 @@ def test_routing_overlap_rises_with_locality(models: TinyModels) -> None:
     assert overlaps[4] == 1.0
 
 
+# ---- progress
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_progress_counts_the_bytes_that_are_written_up_to_the_whole(tmp_path: Path, sparse: bool) -> None:
+    told: list[tuple[int, int]] = []
+    path = tmp_path / "m.gguf"
+    write_model(path, "tiny-qwen3moe", quant="F32", sparse=sparse, progress=lambda *counts: told.append(counts))
+    written, totals = [w for w, _ in told], {total for _, total in told}
+
+    assert written == sorted(written)
+    assert totals == {written[-1]}
+    assert (path.stat().st_size - written[-1] > 1 << 20) is sparse
+
+
+def test_what_progress_raises_leaves_nothing(tmp_path: Path) -> None:
+    def stop(written: int, total: int) -> None:
+        if written:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_model(tmp_path / "m.gguf", "tiny-qwen3moe", progress=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---- vocabulary and arguments
 
 
@@ -296,5 +321,5 @@ def test_an_argument_that_cannot_be_is_refused(tmp_path: Path, arguments: dict[s
 def test_a_folder_that_is_not_there_and_one_in_the_way_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         write_model(tmp_path / "absent" / "m.gguf", "tiny-qwen3moe")
-    with pytest.raises(ModelError, match="exists already"):
+    with pytest.raises(ModelError, match="is a directory"):
         write_model(tmp_path, "tiny-qwen3moe", overwrite=True)

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--enable", action="append", default=[], metavar="NAME", help="load this installed plugin too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parsed = parser.parse(arguments)
-    catalog = load_all(load_registry(), parsed.enable)
+    catalog = load_all(load_registry(), parsed.enable, "--enable")
     rows = [catalog.archs[name] for name in sorted(catalog.archs)]
     if parsed.json:
         listed = [{**dataclasses.asdict(row), "origin": catalog.origin("arch", row.name)} for row in rows]

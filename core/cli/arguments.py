@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from bmoe.errors import BmoeError
+
+_NUMBERS = {"int": "a whole number", "float": "a number"}
+_WRONG_NUMBER = re.compile(r"argument (-[^/:]*)(?:/[^:]*)?: invalid (int|float) value: (['\"])(.*)\3", re.DOTALL)
+_NO_VALUE = re.compile(r"argument (-[^/:]*)(?:/[^:]*)?: expected one argument")
 
 
 class UsageError(BmoeError):
@@ -39,8 +44,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the usage error in one line, with the example."""
-        if "expected one argument" in message:
-            message += " (a value that starts with - is written --option=VALUE)"
+        wrong = _WRONG_NUMBER.fullmatch(message)
+        if wrong:
+            message = f"{wrong[1]} {wrong[4]}: is not {_NUMBERS[wrong[2]]}"
+        elif found := _NO_VALUE.fullmatch(message):
+            message = f"{found[1]} needs a value (one that starts with - is written --option=VALUE)"
         raise UsageError(f"{message}; example: {self.example}")
 
     def _unexpected(self, argument: str) -> str:

@@ -155,8 +155,8 @@ def _remarks(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if summary["bytes_per_token"] is None:
         yield "experts not streamed", ""
     else:
-        rate = "?" if summary["hit_rate"] is None else f"{100 * summary['hit_rate']:.1f}"
-        yield f"hit rate {rate} % · {summary['bytes_per_token'] / _MIB:.2f} MiB/token", ""
+        rate = "" if summary["hit_rate"] is None else f"hit rate {100 * summary['hit_rate']:.1f} % · "
+        yield f"{rate}{summary['bytes_per_token'] / _MIB:.2f} MiB/token", ""
     yield f"replies in {summary['replies']}", ""
     if summary["lossy"]:
         yield "lossy: the output may differ from that of the resident model", "bold magenta"

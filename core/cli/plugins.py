@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--enable", action="append", default=[], metavar="NAME", help="load this installed plugin too")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the options of each plugin")
     parsed = parser.parse(arguments)
-    catalog = load_all(load_registry(), parsed.enable)
+    catalog = load_all(load_registry(), parsed.enable, "--enable")
     found = list_providers(catalog)
     others = sorted(set(installed_plugins()) - set(parsed.enable))
     if parsed.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,11 +11,14 @@ from typing import Any
 
 from bmoe.cli.arguments import Parser, UsageError, add_profile_arguments, choose
 from bmoe.cli.output import emit, emit_json, emit_table
-from bmoe.profile import bundled_profiles, load_profile
+from bmoe.errors import BmoeError, ModelError, ProfileError
+from bmoe.plan import Plan
+from bmoe.profile import bundled_profiles, load_profile, read_profile
 from bmoe.resolve import check
 from bmoe.telemetry import SCHEMA
 
 EXAMPLE = "bmoe profile check my.toml --model model.gguf"
+_UNITS = {"_bytes": 1, "_mb": 1024 * 1024}
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
@@ -38,28 +42,51 @@ def _check(arguments: Sequence[str]) -> int:
         EXAMPLE,
     )
     parsed = _parse(parser, arguments)
-    profile, plan = check(parsed.profile, model=parsed.model, overrides=parsed.overrides)
+    try:
+        profile, plan = check(parsed.profile, model=parsed.model, overrides=parsed.overrides)
+    except BmoeError as error:
+        if parsed.json:
+            _report(_source(parsed), str(error).splitlines(), None)
+        raise
     if parsed.json:
-        resolved = plan.resolved() if plan is not None else None
-        emit_json({"schema": SCHEMA, "profile": profile.source, "resolved": resolved}, indent=2)
+        _report(profile.source, [], plan)
         return 0
     if plan is None:
         emit(f"{profile.source}: no problem found; give --model to check it together with a model\n")
         return 0
-    emit(f"{profile.source}: no problem found with {plan.facts.path}\n")
-    for key, value in plan.resolved().items():
-        emit(f"  {key} = {json.dumps(value, ensure_ascii=False)}\n")
+    emit(f"{profile.source}: no problem found with {plan.facts.path}\n\n")
+    resolved = plan.resolved()
+    if not resolved["notices"]:
+        del resolved["notices"]
+    emit("\n".join(toml_lines(resolved)) + "\n")
     return 0
+
+
+def _report(source: str, problems: Sequence[str], plan: Plan | None) -> None:
+    resolved = plan.resolved() if plan is not None else None
+    emit_json({"schema": SCHEMA, "profile": source, "problems": problems, "resolved": resolved}, indent=2)
+
+
+def _source(parsed: argparse.Namespace) -> str:
+    """What messages call the profile: as given where it cannot even be read."""
+    try:
+        return read_profile(parsed.profile).source
+    except ProfileError:
+        return str(parsed.profile)
 
 
 def _show(arguments: Sequence[str]) -> int:
     parser = Parser(
         "bmoe profile show",
-        "Print a whole profile, defaults and --set included, as TOML that can be loaded again.",
-        "bmoe profile show demo --set cache.budget_mb=512",
+        "Print a whole profile, defaults and --set included, as TOML that can be loaded again. Its problems are\n"
+        "those that check reports.",
+        "bmoe profile show demo --set cache.budget_mb=48",
     )
     parsed = _parse(parser, arguments)
-    profile = load_profile(parsed.profile, model=parsed.model, overrides=parsed.overrides)
+    try:
+        profile, _ = check(parsed.profile, model=parsed.model, overrides=parsed.overrides)
+    except ModelError:  # of the model, not of the profile
+        profile = load_profile(parsed.profile, model=parsed.model, overrides=parsed.overrides)
     values = profile.model_dump(mode="json")
     if parsed.json:
         emit_json({"schema": SCHEMA, "name": profile.source, "profile": values}, indent=2)
@@ -98,15 +125,39 @@ def first_comment(path: Path) -> str:
 
 
 def toml_lines(values: Mapping[str, Any]) -> Iterator[str]:
-    """The TOML lines of a dumped profile; what is unset becomes a comment, because TOML has no null."""
+    """The TOML lines of plain data, first what is in no section; what is unset is a comment, since TOML has no null."""
+    single = {key: value for key, value in values.items() if value not in (None, []) and not _is_section(value)}
+    yield from _entries(single)
+    if single:
+        yield ""
     for section, table in values.items():
         if table is None or table == []:
             yield f"# {section} is not set\n"
-        for item in table if isinstance(table, list) else [table] if table is not None else []:
-            yield f"[[{section}]]" if isinstance(table, list) else f"[{section}]"
-            for key, value in item.items():
-                yield f"# {key} is not set" if value is None else f"{_key(key)} = {_toml(value)}"
-            yield ""
+        elif section not in single:
+            for item in table if isinstance(table, list) else [table]:
+                yield f"[[{section}]]" if isinstance(table, list) else f"[{section}]"
+                yield from _entries(item)
+                yield ""
+
+
+def _is_section(value: object) -> bool:
+    return all(isinstance(item, Mapping) for item in (value if isinstance(value, list) else [value]))
+
+
+def _entries(table: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in table.items():
+        yield f"# {key} is not set" if value is None else f"{_key(key)} = {_toml(value)}{_size(key, value)}"
+
+
+def _size(key: str, value: object) -> str:
+    """A size in the unit that a person would choose, as a comment; empty if there is none to add."""
+    unit = next((unit for end, unit in _UNITS.items() if key.endswith(end)), 0)
+    if not isinstance(value, int | float) or value < 1024 or not unit:
+        return ""
+    size, names = value * unit / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(names) > 1:
+        size, names = size / 1024, names[1:]
+    return f"  # {f'{size:.1f}'.removesuffix('.0')} {names[0]}"
 
 
 def _key(key: str) -> str:
@@ -115,8 +166,8 @@ def _key(key: str) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        # None inside an option table cannot come from TOML, so it cannot be here
-        return "{" + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+        given = {key: item for key, item in value.items() if item is not None}
+        return "{" + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in given.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, str):

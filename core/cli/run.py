@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,13 +13,15 @@ from bmoe.cli.interrupt import Interrupt
 from bmoe.cli.output import emit, emit_generated, emit_json
 from bmoe.cli.prompt import read_prompt
 from bmoe.cli.summary import print_summary
+from bmoe.errors import ModelError
 from bmoe.telemetry import record_json
 
 if TYPE_CHECKING:
     from bmoe.contracts import RunSummary
+    from bmoe.conversation import Conversation, Token
     from bmoe.engine import Engine
 
-EXAMPLE = 'bmoe --profile demo -p "Once upon a time" -n 64'
+EXAMPLE = 'bmoe --profile demo --model model.gguf -p "Once upon a time" -n 64'
 
 
 def parser(commands: str = "") -> Parser:
@@ -74,7 +76,7 @@ def generate(
         try:
             if as_json:
                 emit_json(record_json(engine.record))
-            for token in conversation.generate(prompt, tokens, hash_logits=hash_logits):
+            for token in _started(conversation, prompt, tokens, hash_logits=hash_logits):
                 if as_json:
                     emit_json(record_json(token.record))
                 elif token.text:
@@ -92,6 +94,16 @@ def generate(
     if failure is not None:
         raise failure
     return 0
+
+
+def _started(
+    conversation: Conversation, prompt: str | Sequence[int], tokens: int, *, hash_logits: bool
+) -> Iterator[Token]:
+    """The generation; raises :class:`UsageError` for a prompt that cannot be used, which is judged before it begins."""
+    try:
+        return conversation.generate(prompt, tokens, hash_logits=hash_logits)
+    except ModelError as error:
+        raise UsageError(str(error)) from error
 
 
 def _finish(engine: Engine, summary: RunSummary | None, *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ _MIB = 1024 * 1024
 
 
 def print_summary(summary: RunSummary, run: RunRecord, console: Console) -> None:
-    """Print ``summary``, then every notice of ``run``; set apart on a terminal, plain elsewhere."""
+    """Print what ``summary`` measured, then every notice of ``run``; set apart on a terminal, plain elsewhere."""
     if console.is_terminal:
         console.print()
     for parts in (speed(summary), reads(summary), wiring(summary)):
@@ -31,7 +31,8 @@ def print_summary(summary: RunSummary, run: RunRecord, console: Console) -> None
 def speed(summary: RunSummary) -> Iterator[str]:
     """How fast it went, and why it ended."""
     yield _count(summary.tokens, "token")
-    yield f"{_number(summary.tok_s, 2)} tok/s"
+    if summary.tok_s is not None:
+        yield f"{summary.tok_s:.2f} tok/s"
     yield f"{_count(summary.prompt_tokens, 'prompt token')} in {summary.prefill_s:.2f} s"
     yield f"ended by {summary.stop}"
 
@@ -41,18 +42,19 @@ def reads(summary: RunSummary) -> Iterator[str]:
     if summary.direct_io is None:
         yield "experts not streamed"
         return
-    yield f"hit rate {_number(_times(summary.hit_rate, 100), 1)} %"
-    yield f"{_number(_times(summary.bytes_per_token, 1 / _MIB), 2)} MiB/token"
-    share = None
+    if summary.hit_rate is not None:
+        yield f"hit rate {100 * summary.hit_rate:.1f} %"
+    if summary.bytes_per_token is not None:
+        yield f"{summary.bytes_per_token / _MIB:.2f} MiB/token"
     if summary.io_wait_s is not None and summary.decode_s > 0:
-        share = 100 * summary.io_wait_s / summary.decode_s
-    yield f"read wait {_number(share, 0)} %"
+        yield f"read wait {100 * summary.io_wait_s / summary.decode_s:.0f} %"
     yield "direct I/O" if summary.direct_io else "buffered I/O"
 
 
 def wiring(summary: RunSummary) -> Iterator[str]:
     """What it took and how it was wired."""
-    yield f"peak memory {_number(_times(summary.peak_rss_bytes, 1 / _MIB), 0)} MiB"
+    if summary.peak_rss_bytes is not None:
+        yield f"peak memory {summary.peak_rss_bytes / _MIB:.0f} MiB"
     if summary.cache_budget_bytes:
         yield f"cache {summary.cache_held_bytes / _MIB:.0f} of {summary.cache_budget_bytes / _MIB:.0f} MiB"
     else:
@@ -62,11 +64,3 @@ def wiring(summary: RunSummary) -> Iterator[str]:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "?" if value is None else f"{value:.{digits}f}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from bmoe.synth.arguments import QUANTS, ArgumentError
 from bmoe.synth.shapes import SHAPES
-from bmoe.synth.write import QUANTS, write_model
+from bmoe.synth.write import write_model
 
-__all__ = ["QUANTS", "SHAPES", "write_model"]
+__all__ = ["QUANTS", "SHAPES", "ArgumentError", "write_model"]

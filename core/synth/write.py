@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import math
 import os
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from bmoe.errors import ModelError
-from bmoe.synth.blocks import BLOCK, Bytes, random_rows, row_bytes
-from bmoe.synth.shapes import SHAPES, Shape, TensorPlan, metadata, tensors
+from bmoe.synth.arguments import check_quant, check_shape, check_target, claim_part
+from bmoe.synth.blocks import Bytes, random_rows, row_bytes
+from bmoe.synth.shapes import Shape, TensorPlan, metadata, tensors
 from bmoe.synth.vocabulary import BOS, CHAT_TEMPLATE, EOS, MERGES, N_PLAIN, PAD, make_vocabulary
 
-QUANTS = tuple(BLOCK)
 _CHUNK_BYTES = 512 << 10  # stays in the CPU cache between making and writing it
 _ALIGNMENT = 32
-_MAX_LAYERS = 1024
 
 
 def write_model(
@@ -34,23 +31,37 @@ def write_model(
     sparse: bool = False,
     locality: float = 0.0,
     overwrite: bool = False,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Path:
-    """Write a gguf with the shape of ``like`` (a name in :data:`SHAPES`) and random weights; return its path.
+    """Write a gguf with the shape of ``like`` (a name in ``SHAPES``) and random weights; return its path.
 
-    ``layers`` (of the trunk) and ``quant`` (of the routed experts, one of :data:`QUANTS`) default to the shape's.
+    ``layers`` (of the trunk) and ``quant`` (of the routed experts, one of ``QUANTS``) default to the shape's.
     ``sparse`` leaves the experts as holes that read as zeros. ``locality`` 0..1 makes tokens route alike: two token
     embeddings have the cosine of ``locality * common + (1 - locality) * own``, reached by sharing that part of their
-    elements. The same arguments give the same bytes. The file is written as ``OUT.part`` and renamed when it is whole.
-    Raises :class:`ModelError` for an argument that cannot be, an existing file, or too little space.
+    elements. The same arguments give the same bytes. The file is written as ``OUT.part`` and renamed when it is whole;
+    ``progress`` is told the bytes written and those to write, and what it raises ends the writing without a trace.
+    Raises :class:`~bmoe.synth.arguments.ArgumentError`, a ModelError, for an argument that cannot be, a place without
+    such a file (``overwrite`` replaces a regular file and nothing else) included; ModelError if it cannot be written.
     """
-    path = Path(out)
-    shape = _shape(like, layers, seed, locality)
-    quant = _quant(quant, shape)
+    shape = check_shape(like, layers, seed, locality)
+    quant = check_quant(quant, shape)
+    path = check_target(out, overwrite)
     plans = list(tensors(shape, quant))
-    _check_target(path, plans, sparse, overwrite)
-    part = path.with_name(path.name + ".part")
+    total = sum(_nbytes(plan) for plan in plans if not (sparse and plan.role == "expert"))
+    _check_space(path, total)
+    part: Path | None = None
+    written = 0
+
+    def advance(count: int) -> None:
+        nonlocal written
+        written += count
+        if progress is not None:
+            progress(written, total)
+
     try:
+        part = claim_part(path, overwrite)
         _write_header(part, shape, plans)
+        advance(0)
         with open(part, "r+b") as file:
             file.seek(0, os.SEEK_END)
             for plan in plans:
@@ -58,59 +69,20 @@ def write_model(
                 if plan.role == "expert" and sparse:
                     file.seek(_nbytes(plan), os.SEEK_CUR)
                 else:
-                    _write_tensor(file, plan, seed, locality)
+                    _write_tensor(file, plan, seed, locality, advance)
             file.truncate(_padded(file.tell()))
+        check_target(path, overwrite)  # something else may have come there meanwhile
         os.replace(part, path)
     except OSError as error:
-        raise ModelError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+        raise ModelError(f"{path}: cannot be written ({error.strerror or error}); choose another place") from error
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            part.unlink(missing_ok=True)
     return path
 
 
-# ---- arguments
-
-
-def _shape(like: str, layers: int | None, seed: int, locality: float) -> Shape:
-    if like not in SHAPES:
-        near = difflib.get_close_matches(like, SHAPES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ";"
-        raise ModelError(f"like = {like!r} is no known shape{hint} ({', '.join(sorted(SHAPES))})")
-    if layers is not None and not 1 <= layers <= _MAX_LAYERS:
-        raise ModelError(f"layers = {layers} is out of range; give 1 to {_MAX_LAYERS}")
-    if seed < 0:
-        raise ModelError(f"seed = {seed} is negative; give 0 or more")
-    if not 0.0 <= locality <= 1.0:
-        raise ModelError(f"locality = {locality} is out of range; give 0 to 1")
-    shape = SHAPES[like]
-    if layers is not None and layers <= shape.n_dense:
-        raise ModelError(f"layers = {layers}, but the first {shape.n_dense} of {like} have no experts; give more")
-    return shape if layers is None else dataclasses.replace(shape, n_layer=layers)
-
-
-def _quant(quant: str | None, shape: Shape) -> str:
-    name = (quant or shape.quant).upper()
-    if name not in BLOCK:
-        near = difflib.get_close_matches(name, BLOCK, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ";"
-        raise ModelError(f"quant = {quant!r} cannot be synthesised{hint} ({', '.join(BLOCK)})")
-    block = BLOCK[name][0]
-    for width in (shape.n_embd, shape.n_ff_exp):
-        if width % block:
-            fitting = ", ".join(q for q, (b, _) in BLOCK.items() if not shape.n_embd % b and not shape.n_ff_exp % b)
-            raise ModelError(
-                f"quant = {name!r} has blocks of {block} weights and {shape.name} rows of {width}; choose of {fitting}"
-            )
-    return name
-
-
-def _check_target(path: Path, plans: Sequence[TensorPlan], sparse: bool, overwrite: bool) -> None:
-    if not path.parent.is_dir():
-        raise ModelError(f"{path}: the folder {path.parent} does not exist; make it first")
-    if path.is_dir() or (path.exists() and not overwrite):
-        raise ModelError(f"{path}: exists already; remove it or choose another name")
-    needed = sum(_nbytes(plan) for plan in plans if not (sparse and plan.role == "expert")) + (16 << 20)
-    free = shutil.disk_usage(path.parent).free
+def _check_space(path: Path, total: int) -> None:
+    needed, free = total + (16 << 20), shutil.disk_usage(path.parent).free
     if needed > free:
         raise ModelError(
             f"{path}: {needed >> 20} MiB are needed and {free >> 20} MiB free; "
@@ -167,11 +139,13 @@ def _nbytes(plan: TensorPlan) -> int:
 # ---- tensor data
 
 
-def _write_tensor(file: BinaryIO, plan: TensorPlan, seed: int, locality: float) -> None:
+def _write_tensor(
+    file: BinaryIO, plan: TensorPlan, seed: int, locality: float, advance: Callable[[int], object]
+) -> None:
     rng = np.random.default_rng([seed, zlib.crc32(plan.name.encode())])
     width, n_rows = plan.shape[0], math.prod(plan.shape[1:])
     if plan.role == "norm":
-        file.write(np.ones(width, dtype="<f4").tobytes())
+        advance(file.write(np.ones(width, dtype="<f4").tobytes()))
         return
     deviation = _deviation(plan)
     row = row_bytes(plan.quant, width)
@@ -184,7 +158,7 @@ def _write_tensor(file: BinaryIO, plan: TensorPlan, seed: int, locality: float) 
         if plan.role == "output" and first < N_PLAIN:
             # bytes and specials are never the likeliest token: text is readable and does not end by chance
             rows[: N_PLAIN - first] = 0
-        file.write(rows.data)
+        advance(file.write(rows.data))
 
 
 def _deviation(plan: TensorPlan) -> float:

@@ -75,9 +75,13 @@ class ArchGates:
     """Proves that an architecture streams with the logits of plain llama.cpp. A subclass sets class attributes.
 
     ``arch`` is the gguf's ``general.architecture``, ``plugin`` the entry point of group ``bmoe.plugins`` that provides
-    its row (``"bmoe"`` for one of bmoe's own). Models have the shape named ``shape`` in :data:`bmoe.synth.SHAPES`, by
-    default the tiny one of this architecture; a class for another overrides ``model`` and, if its files come in several
-    quantisations, ``quants``. Its models need few enough experts for a prompt of 40 tokens to use them all.
+    its row (``"bmoe"`` for one of bmoe's own); a row from TOML files is found through ``rows``, their paths. Models
+    have the shape named ``shape`` in :data:`bmoe.synth.SHAPES`, by default the tiny one of this architecture.
+
+    A class for an architecture without a tiny shape overrides ``model`` and, if its files come in several
+    quantisations, ``quants``. Such a file has to be small, tens of megabytes, for it is opened over a hundred times;
+    have few enough experts for a prompt of 40 tokens to use them all, or nothing is evicted that comes back; and not
+    end a generation at its first token. Random weights will do.
     """
 
     plugin: ClassVar[str] = IN_TREE
@@ -85,11 +89,14 @@ class ArchGates:
     arch: ClassVar[str]
     shape: ClassVar[str | None] = None
     quants: ClassVar[Sequence[str] | None] = None
+    rows: ClassVar[Sequence[str]] = ()
 
     # ---- what is run
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One test per quantisation that the model can have."""
+        """One test per quantisation that the model can have. Without a model there is one failure and no test."""
+        if self.tiny() is None and not self._has_model():
+            pytest.fail(_no_model(self.arch), pytrace=False)
         if "quant" in metafunc.fixturenames:
             metafunc.parametrize("quant", self.every_quant())
 
@@ -102,10 +109,15 @@ class ArchGates:
         fitting = (name for name, s in SHAPES.items() if s.arch == self.arch and name.startswith("tiny-"))
         return self.shape or next(fitting, None)
 
+    def _has_model(self) -> bool:
+        return type(self).model is not ArchGates.model
+
     def every_quant(self) -> Sequence[str | None]:
         """The quantisations to test; None is the model's own."""
         if self.quants is not None:
             return self.quants
+        if self._has_model():
+            return [None]
         shape = SHAPES.get(self.tiny() or "")
         if shape is None:
             return [None]
@@ -115,7 +127,7 @@ class ArchGates:
         """A model of this architecture; of its own quantisation if none is named."""
         shape = self.tiny()
         if shape is None:
-            pytest.fail(f"bmoe.synth has no tiny {self.arch!r}; override model() to give the gate a small file")
+            pytest.fail(_no_model(self.arch))
         return bench.models.path(shape, quant)
 
     def table(self, path: Path, cell: Cell) -> dict[str, Any]:
@@ -125,7 +137,7 @@ class ArchGates:
             "model": {"path": str(path), "threads": cell.threads, "ctx": 128, "ubatch": UBATCH},
             "cache": {"policy": "lru", "budget_mb": 0},
             "fetch": {"plugin": plugin, "lanes": int(lanes or 1), "direct": cell.direct},
-            "plugins": {"enable": [] if self.plugin == IN_TREE else [self.plugin]},
+            "plugins": {"enable": [] if self.plugin == IN_TREE else [self.plugin], "archs": list(self.rows)},
         }
 
     def plan(self, path: Path, cell: Cell) -> Plan:
@@ -215,6 +227,10 @@ class ArchGates:
                     engine.generate(conversation, prompts[2])
                 for index in (2, 0):
                     compare(engine, conversation, prompts[index], references[index])
+
+
+def _no_model(arch: str) -> str:
+    return f"bmoe.synth has no tiny {arch!r}; override model() to give the gate a small file (see ArchGates)"
 
 
 def budget_bytes(name: str, facts: ModelFacts) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,39 +42,48 @@ class Jsonl:
     def open(self, run: RunRecord, /) -> None:
         """Open the file and write the run; raises :class:`PluginError` naming the option."""
         self._file = self._append()
-        self._write(run, flush=True)
+        try:
+            self._write(run, flush=True)
+        except PluginError:
+            self._release()
+            raise
 
     def token(self, record: TokenRecord, /) -> None:
-        """Write one token."""
+        """Write one token; raises :class:`PluginError` naming the option."""
         self._write(record, flush=self._flush)
 
     def close(self, summary: RunSummary | None, /) -> None:
-        """Write the summary, if there is one, and close the file."""
-        file = self._file
-        if file is None:
-            return
+        """Write the summary, if there is one, and close the file; raises :class:`PluginError` naming the option."""
         try:
-            if summary is not None:
-                self._write(summary, flush=True)
+            self._write(summary, flush=True)
         finally:
-            self._file = None
-            file.close()
+            self._release()
+
+    def _release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # what is left in the buffer was refused before
+                file.close()
 
     def _append(self) -> TextIO:
         try:
             return self._path.open("a", encoding="utf-8")
         except (OSError, ValueError) as error:
-            remedy = "name a file in a directory that exists and can be written"
-            raise PluginError(
-                f'options.path = "{self._path}": {getattr(error, "strerror", None) or error}; {remedy}'
-            ) from error
+            raise self._refused(error, "name a file in a directory that exists and can be written") from error
 
-    def _write(self, record: RunRecord | TokenRecord | RunSummary, *, flush: bool) -> None:
+    def _refused(self, error: Exception, remedy: str) -> PluginError:
+        return PluginError(f'options.path = "{self._path}": {getattr(error, "strerror", None) or error}; {remedy}')
+
+    def _write(self, record: RunRecord | TokenRecord | RunSummary | None, *, flush: bool) -> None:
         if self._file is None:
             return
-        self._file.write(json.dumps(record_json(record)) + "\n")
-        if flush:
-            self._file.flush()
+        try:
+            if record is not None:
+                self._file.write(json.dumps(record_json(record)) + "\n")
+            if flush:
+                self._file.flush()
+        except OSError as error:
+            raise self._refused(error, "make room there, or name another file") from error
 
 
 def _build(options: JsonlOptions, facts: Facts) -> Jsonl:

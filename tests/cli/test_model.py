@@ -88,10 +88,10 @@ def test_a_model_that_is_missing_is_one_line_and_1(tmp_path):
     assert b"none.gguf" in done.stderr
 
 
-def test_a_prompt_that_does_not_fit_is_one_line_and_1(model):
+def test_a_prompt_that_does_not_fit_is_one_line_and_2(model):
     done = bmoe("--profile", "demo", "--model", model, "-p", "Once " * 500, "--set", "model.ctx=64")
 
-    assert (1, 1) == (done.returncode, done.stderr.count(b"\n"))
+    assert (2, 1) == (done.returncode, done.stderr.count(b"\n"))
     assert b"model.ctx" in done.stderr
 
 

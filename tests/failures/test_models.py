@@ -48,7 +48,9 @@ def test_a_dense_model_has_nothing_to_stream(model: str, tmp_path: Path) -> None
     text = expect(ModelError, str(path))
 
     assert f"{path}: a qwen3moe model without routed experts" in text
-    assert "llama.cpp runs it directly" in text
+    assert "bmoe is for Mixture-of-Experts models under every profile" in text
+    assert "run this one with llama.cpp itself" in text
+    assert text == expect(ModelError, str(path), profile={"stream": {"enabled": False}})
 
 
 def test_an_unknown_architecture_lists_the_known_and_how_to_add_one(model: str, tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 import pytest
 
 from bmoe.contracts import Fetcher, ReadBatch
+from bmoe.errors import ModelError
 from bmoe.native import memory
 from bmoe.native.carve import Carver
 from bmoe.store import ExpertStore
@@ -75,10 +80,7 @@ def with_row(experts: str, folder: Path) -> ArchGates:
     class OtherRow(ArchGates):
         plugin, provider, arch = "bmoe", "qwen3moe", "qwen3moe"
 
-        def table(self, path: Path, cell: Cell) -> dict[str, Any]:
-            table = super().table(path, cell)
-            return {**table, "plugins": {**table["plugins"], "archs": [str(rows)]}}
-
+    OtherRow.rows = (str(rows),)
     return OtherRow()
 
 
@@ -150,13 +152,12 @@ def test_a_row_in_another_order_streams_the_same_but_is_found(bench: Bench, tmp_
         gate.test_row_is_what_the_graph_multiplies(bench)
 
 
-def test_a_row_that_misses_a_tensor_is_found(bench: Bench, tmp_path: Path):
-    """What it misses stays in the model's own mapping: the same logits, but nothing bounds its memory."""
+def test_a_row_that_misses_a_tensor_is_refused(bench: Bench, tmp_path: Path):
+    """What it misses would stay in the model's own mapping: the same logits, but nothing would bound its memory."""
     gate = with_row('["ffn_gate_exps", "ffn_down_exps"]', tmp_path)
 
-    gate.check(bench, Cell())
-    with pytest.raises(AssertionError, match="ffn_up_exps"):
-        gate.test_row_is_what_the_graph_multiplies(bench)
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up_exps\.weight is not named by the row"):
+        gate.check(bench, Cell())
 
 
 def test_an_entry_that_is_valid_before_its_read_arrived_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch):
@@ -244,7 +245,40 @@ def test_experts_within_reach_of_the_mapping_are_found(bench: Bench, monkeypatch
 
 def test_an_architecture_without_a_small_model_is_told_what_to_do(bench: Bench):
     class Unknown(ArchGates):
-        plugin, provider, arch = "acme", "acmemoe", "acmemoe"
+        plugin, provider, arch = "umbra", "umbramoe", "umbramoe"
 
-    with pytest.raises(pytest.fail.Exception, match=r"no tiny 'acmemoe'; override model\(\)"):
+    with pytest.raises(pytest.fail.Exception, match=r"no tiny 'umbramoe'; override model\(\)"):
         Unknown().check(bench, Cell())
+
+
+def test_an_architecture_without_a_small_model_is_one_failure(tmp_path: Path):
+    """And not one for each of the gate's tests."""
+    (tmp_path / "test_unknown.py").write_text(
+        "from bmoe.testing import ArchGates\n\n\nclass TestUnknown(ArchGates):\n    arch = 'umbramoe'\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    assert done.returncode != 0
+    assert re.search(r"^E? *bmoe\.synth has no tiny 'umbramoe'; override model\(\)", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-1].startswith("1 error in ")
+
+
+def test_the_gate_of_the_docs_tests_the_file_that_it_names(bench: Bench, tmp_path: Path):
+    """The page's class, for an architecture that llama.cpp can run."""
+    page = (Path(__file__).parents[2] / "docs/how-to/add-an-architecture.md").read_text("utf-8")
+    names: dict[str, Any] = {"__name__": "example", "__file__": str(tmp_path / "test_acme.py")}
+    exec(page.split("```python\n")[-1].split("```")[0], names)
+    shutil.copy(bench.models.path("tiny-qwen3moe"), tmp_path / "acme-tiny.gguf")
+    (tmp_path / "my-rows.toml").write_text(
+        '[[arch]]\nname = "qwen3moe"\nreplaces = "qwen3moe"\n'
+        'experts = [["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"]]\n'
+    )
+
+    class Gate(names["TestAcme"]):
+        arch = "qwen3moe"
+
+    assert Gate.arch != names["TestAcme"].arch == "acme_moe"
+    assert Gate().model(bench) == tmp_path / "acme-tiny.gguf"
+    assert [None] == list(Gate().every_quant())
+    Gate().check(bench, Cell())

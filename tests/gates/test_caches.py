@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -235,12 +236,21 @@ def test_a_gate_names_a_provider_that_exists() -> None:
         Misspelt().load()
 
 
-def test_a_gate_finds_a_plugin_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Acme(CachePolicyGates):
-        plugin, provider = "acme", "acme.hotset"
-
+@pytest.fixture(name="umbra")
+def _umbra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make the fake distribution look installed, and forget its modules afterwards."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    assert Acme().loaded.name == "acme.hotset"
-    Acme.provider = "acme.hotsat"
-    with pytest.raises(PluginError, match=r"no cache 'acme\.hotsat'; it provides: acme\.hotset"):
-        Acme().load()
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "umbra"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("umbra")
+def test_a_gate_finds_a_plugin_that_is_installed() -> None:
+    class Umbra(CachePolicyGates):
+        plugin, provider = "umbra", "umbra.hotset"
+
+    assert Umbra().loaded.name == "umbra.hotset"
+    Umbra.provider = "umbra.hotsat"
+    with pytest.raises(PluginError, match=r"no cache 'umbra\.hotsat'; it provides: umbra\.hotset"):
+        Umbra().load()

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
+import structlog
 from pydantic import ValidationError
 
 from bmoe.errors import PluginError
+from bmoe.telemetry import FanOut
 from bmoe.testing.sinks import MEASURED, RUN, SUMMARY, TOKENS, UNMEASURED, SinkGates
 from bmoe.testing.terminal import Screen, Terminal
 from bmoe_plugins.sinks.jsonl import Jsonl, JsonlOptions
 from bmoe_plugins.sinks.progress import Progress, ProgressOptions, column_after, progress_line
+
+
+class Full(io.StringIO):
+    """A file on a disk without room."""
+
+    def flush(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class TestJsonlGates(SinkGates):
@@ -54,6 +65,30 @@ class TestJsonl:
 
         with pytest.raises(PluginError, match=r'^options\.path = ".*run\.jsonl": No such file or directory; '):
             Jsonl(JsonlOptions(path=str(path)))
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+    def test_a_full_disk_names_the_option_and_the_remedy(self):
+        sinks = FanOut([Jsonl(JsonlOptions(path="/dev/full"))])
+
+        with pytest.raises(PluginError) as caught:
+            sinks.open(RUN)
+        assert str(caught.value) == (
+            'sink.0.options.path = "/dev/full": No space left on device; make room there, or name another file'
+        )
+
+    def test_a_disk_that_fills_during_a_run_names_the_option_and_the_run_goes_on(self, tmp_path):
+        sink = Jsonl(JsonlOptions(path=str(tmp_path / "run.jsonl"), flush=True))
+        sinks = FanOut([sink])
+        sinks.open(RUN)
+        sink._file.close()
+        sink._file = Full()
+        with structlog.testing.capture_logs() as logged:
+            sinks.token(MEASURED)
+            sinks.token(MEASURED)
+            sinks.close(SUMMARY)
+
+        assert ["sink.0.options.path"] == [entry["path"] for entry in logged]
+        assert logged[0]["reason"].endswith("No space left on device; make room there, or name another file")
 
     def test_a_home_directory_is_not_guessed(self):
         with pytest.raises(ValidationError, match="only a shell expands"):

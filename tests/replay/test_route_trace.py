@@ -93,12 +93,12 @@ ROWS = st.builds(
 def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, rows: list[Routed], name: str) -> None:
     path = tmp_path_factory.getbasetemp() / "round.csv"
     layers = {0: LayerBytes(0, 7), 1: LayerBytes(5, 1), 2: LayerBytes(5, 0)}
-    trace = RouteTrace(name, "acme", 3, 8, 2, layers, rows)
+    trace = RouteTrace(name, "umbra", 3, 8, 2, layers, rows)
     write_trace(path, trace)
     again = read_trace(path)
 
     assert str(again.rows) == str(rows)  # as text, since NaN is not equal to itself
-    assert (again.model, again.arch, again.layers) == (name.replace(" ", "_"), "acme", layers)
+    assert (again.model, again.arch, again.layers) == (name.replace(" ", "_"), "umbra", layers)
     assert (again.n_layer, again.n_expert, again.n_used) == (3, 8, 2)
 
 

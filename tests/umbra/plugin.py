@@ -22,7 +22,7 @@ from bmoe import (
 
 
 class HotsetOptions(Options):
-    """Options of ``acme.hotset``."""
+    """Options of ``umbra.hotset``."""
 
     keep: int = Field(4, ge=1, description="entries that are never given up")
 
@@ -77,14 +77,14 @@ def _counter(options: Options, facts: Facts, /) -> Sink:
 
 @hookimpl
 def bmoe_caches() -> list[Provider[CachePolicy]]:
-    return [Provider("acme.hotset", _hotset, HotsetOptions, summary="keeps what is used most")]
+    return [Provider("umbra.hotset", _hotset, HotsetOptions, summary="keeps what is used most")]
 
 
 @hookimpl
 def bmoe_sinks() -> list[Provider[Sink]]:
-    return [Provider("acme.counter", _counter)]
+    return [Provider("umbra.counter", _counter)]
 
 
 @hookimpl
 def bmoe_archs() -> list[ArchRow]:
-    return [ArchRow("acme-moe", (("ffn_up_exps", "ffn_down_exps"),), gating="sigmoid")]
+    return [ArchRow("umbra-moe", (("ffn_up_exps", "ffn_down_exps"),), gating="sigmoid")]

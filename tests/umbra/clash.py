@@ -12,4 +12,4 @@ def bmoe_archs() -> list[ArchRow]:
 
 @hookimpl
 def bmoe_caches() -> list[Provider]:
-    return [Provider("acme-clash.one", dict), Provider("acme-clash.one", dict)]
+    return [Provider("umbra-clash.one", dict), Provider("umbra-clash.one", dict)]

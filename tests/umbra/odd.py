@@ -7,12 +7,12 @@ from bmoe import ArchRow, Provider, hookimpl
 
 @hookimpl
 def bmoe_caches() -> list:
-    return ["lru", Provider("acme-odd.x", dict, options=dict), Provider("acme-odd.y", dict, needs=("disk",))]
+    return ["lru", Provider("umbra-odd.x", dict, options=dict), Provider("umbra-odd.y", dict, needs=("disk",))]
 
 
 @hookimpl
 def bmoe_sinks() -> dict:
-    return {"acme-odd.z": Provider("acme-odd.z", dict)}
+    return {"umbra-odd.z": Provider("umbra-odd.z", dict)}
 
 
 @hookimpl

@@ -6,7 +6,6 @@ import contextlib
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from bmoe.log import get_logger
 from bmoe.native import lib
@@ -19,7 +18,6 @@ class _Log:
 
     def __init__(self) -> None:
         self.errors: deque[str] = deque(maxlen=20)
-        self._logger: Any = get_logger(source="llama.cpp")
         self._callback = lib.LogCallback(self._line)
         lib.llama().llama_log_set(self._callback, None)
         lib.llama().llama_backend_init()
@@ -31,7 +29,8 @@ class _Log:
             if level == _ERROR and line:
                 self.errors.append(line)
             if line and level != _CONTINUED:
-                self._logger.debug("llama.cpp said", line=line)
+                # asked for each time: this object outlives any configuration of the log
+                get_logger(source="llama.cpp").debug("llama.cpp said", line=line)
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""Train bmoe-ref, the small mixture-of-experts model that this project measures itself with."""

@@ -2,7 +2,7 @@
 
     python benchmarks/flash_bound.py [--quick] [--json] [--against SCRIPT]
 
-Three things are measured in turn, on the same file, with one thread: decoding with the cache off; the device, by
+Three things are measured in turn, on the same file: decoding with the cache off; the device, by
 reading slices of the same size at random places through the same fetcher in batches of one layer; and decoding with
 all experts resident, which is the compute. ``flash_ratio`` = time per token / (bytes / bandwidth); ``serial_ratio`` =
 time per token / (bytes / bandwidth + compute), the bound of an engine that reads and computes in turn.
@@ -65,11 +65,15 @@ def bandwidth(facts: ModelFacts, fetcher: str, nbytes: int) -> float:
     return done / took
 
 
-def flash_bound(model: str, pairs: int, tokens: int) -> dict[str, Any]:
+def flash_bound(model: str, pairs: int, tokens: int, threads: int) -> dict[str, Any]:
     """Alternate streaming, the device and the compute."""
     facts = facts_of(model)
     times, rates, computes, flash, serial = [], [], [], [], []
-    with Worker(model, "cache.budget_mb=0") as off, Worker(model, f"cache.budget_mb={1 << 20}") as resident:
+    everything = f"cache.budget_mb={1 << 20}"
+    with (
+        Worker(model, "cache.budget_mb=0", threads=threads) as off,
+        Worker(model, everything, threads=threads) as resident,
+    ):
         n_vocab = off.opened["n_vocab"]
         prompt = random_tokens(8, n_vocab)
         resident.decode(prompt, random_tokens(tokens, n_vocab))
@@ -99,7 +103,7 @@ def flash_bound(model: str, pairs: int, tokens: int) -> dict[str, Any]:
         "mib_per_token": cost["bytes"] / tokens / 2**20,
         "peak_rss_bytes": peak,
         "pairs": pairs,
-        "threads": 1,
+        "threads": threads,
         "model": model,
     }
 
@@ -172,6 +176,7 @@ def main() -> None:
     parser.add_argument("--folder", help="where made models are kept (default: a temporary folder)")
     parser.add_argument("--pairs", type=int, help="rounds")
     parser.add_argument("--tokens", type=int, default=24, help="tokens per run")
+    parser.add_argument("--threads", type=int, default=1, help="compute threads, on a machine that does nothing else")
     parser.add_argument("--against", type=Path, metavar="SCRIPT", help="another engine to alternate with")
     parser.add_argument("--cell", choices=["off", "cached", "both"], default="both", help="with --against: what to run")
     arguments = parser.parse_args()
@@ -182,7 +187,7 @@ def main() -> None:
     if arguments.against:
         result = against(arguments.against.resolve(), model, pairs, arguments.tokens, arguments.cell)
     else:
-        result = flash_bound(model, pairs, arguments.tokens)
+        result = flash_bound(model, pairs, arguments.tokens, arguments.threads)
     if arguments.json:
         print(json.dumps(result))
     elif arguments.against is None:

@@ -15,6 +15,7 @@ import ctypes
 import importlib
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def _unhandled(bank: int, keys: list[ExpertKey]) -> None:
 _Route = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_int64), ctypes.c_int32)
 
 
-class Seam:
+class Seam(ABC):
     """What both forms share: the residency flags, the touch log, the latch and the stashed failure.
 
     ``resident`` has one byte per entry, bank after bank (``entry_base[bank] + expert``); the store writes it.
@@ -87,16 +88,16 @@ class Seam:
         self._latch(True)
 
     @property
+    @abstractmethod
     def stopped(self) -> bool:
         """Whether the latch was set since the last :meth:`begin`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def install(self, params: Any) -> None:
         """Set cb_eval and abort_callback in ``llama_context_params``; this object must outlive the context."""
-        raise NotImplementedError
 
-    def _latch(self, on: bool) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _latch(self, on: bool) -> None: ...
 
     def _enter(self, bank: int, keys: list[ExpertKey], invalid: int) -> None:
         if invalid >= 0:

@@ -44,6 +44,14 @@ def key_parts(key: ExpertKey) -> KeyParts:
 # ---- model facts
 
 Gating: TypeAlias = Literal["softmax", "sigmoid", "softmax-of-selected", "sqrt-softplus", "unknown"]
+"""How a router's logits become the experts' weights."""
+
+Trait: TypeAlias = Literal[
+    "selection_bias", "expert_groups", "shared_experts", "expert_biases", "expert_scales", "dense_lead", "mtp"
+]
+"""What an architecture's models have: a bias that serves the choice of experts only; groups of experts, of which a few
+are chosen first; experts that every token uses; a bias or a scale per expert; layers without experts; a head for
+next-token prediction. All of it but the routed experts themselves stays resident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +59,18 @@ class ArchRow:
     """An architecture as data. Counts, strides and offsets are never here: they are read from the file.
 
     ``name`` is the gguf's ``general.architecture``. ``experts`` holds, per bank, the suffixes of the expert tensors in
-    the order in which the graph multiplies by them (``blk.<layer>.<suffix>.weight``).
+    the order in which the graph multiplies by them (``blk.<layer>.<suffix>.weight``); a file that has gate and up in
+    one tensor, ``ffn_gate_up_exps``, needs no other row. ``has`` says what its models have beside routed experts;
+    ``cannot`` why no model of it can be run, if so.
     """
 
     name: str
-    experts: tuple[tuple[str, ...], ...]
+    experts: tuple[tuple[str, ...], ...] = (("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),)
     gating: Gating = "softmax"
-    selection_bias: bool = False
-    expert_groups: bool = False
-    shared_experts: bool = False
-    dense_lead: bool = False
-    mtp: bool = False
+    has: tuple[Trait, ...] = ()
     replaces: str | None = None
     notes: str = ""
+    cannot: str = ""
 
 
 @dataclass(frozen=True, slots=True)

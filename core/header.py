@@ -37,7 +37,9 @@ _SCALARS = {
 }
 _STRING, _ARRAY = 8, 9
 _MAX_KEYS, _MAX_TENSORS, _MAX_ELEMENTS = 1 << 16, 1 << 18, 1 << 24
-_MAX_NAME, _MAX_TEXT, _MAX_KEPT, _MAX_ALIGNMENT = 1 << 10, 1 << 24, 1 << 12, 1 << 20
+_MAX_NAME, _MAX_TEXT, _MAX_KEPT, _MAX_ALIGNMENT = 1 << 10, 1 << 20, 1 << 12, 1 << 20
+_IN_MEMORY = 32  # TENSOR_ALIGNMENT of ggml-backend.cpp: what lies otherwise in a mapping ends the process
+_MAX_HELD, _ENTRY, _NUMBER = 8 << 20, 256, 32  # bytes of memory; what a table row and a number take, roughly
 
 _FOREIGN = (
     (b"version https://git-lfs", "a git-lfs pointer", "fetch the file itself, for instance with git lfs pull"),
@@ -97,6 +99,7 @@ class _Reader:
     def __init__(self, path: str, file: FileIO, size: int) -> None:
         self._path, self._file, self._size = path, file, size
         self._window, self._start, self._at = b"", 0, 0
+        self._held = 0
 
     def header(self) -> Header:
         n_tensors, n_keys = self._preamble()
@@ -121,6 +124,12 @@ class _Reader:
         return self._start + self._at
 
     # ---- bytes
+
+    def _hold(self, nbytes: int) -> None:
+        """Account for what stays in memory: no real header comes near the limit, and a hostile one ends there."""
+        self._held += nbytes
+        if self._held > _MAX_HELD:
+            self._damaged(f"it would take more than {_MAX_HELD >> 20} MiB of memory")
 
     def _need(self, count: int, what: str) -> None:
         """Have ``count`` bytes in the window; ``count`` was bounded by the caller, never taken from the file as is."""
@@ -154,6 +163,7 @@ class _Reader:
         length = self._count(_U64, what)
         if length > limit:
             self._damaged(f"{what} claims {length} bytes (at most {limit} make sense)")
+        self._hold(_ENTRY + length)
         self._need(length, what)
         raw = self._window[self._at : self._at + length]
         self._at += length
@@ -210,6 +220,7 @@ class _Reader:
             self._skip_strings(count, what)
         elif form := _SCALARS.get(kind):
             if count <= _MAX_KEPT:
+                self._hold(count * _NUMBER)
                 values[key] = tuple(self._number(form, what) for _ in range(count))
             else:
                 self._skip(count * form.size, what)
@@ -267,7 +278,15 @@ class _Reader:
                 f"truncated: {missing} of {whole} bytes are missing, tensor {rows[-1][0]!r} ends beyond the file",
                 "the download is incomplete, resume or repeat it",
             )
-        return tuple(TensorEntry(n, shape, kind, start + offset, size) for n, shape, kind, offset, size in rows)
+        entries = tuple(TensorEntry(n, shape, kind, start + offset, size) for n, shape, kind, offset, size in rows)
+        for entry in entries if alignment < _IN_MEMORY else ():
+            if entry.offset % _IN_MEMORY:
+                self._fail(
+                    f"tensor {entry.name!r} is at byte {entry.offset}, no multiple of {_IN_MEMORY} (general.alignment "
+                    f"is {alignment}), and llama.cpp aborts on that",
+                    f"convert the model again with an alignment of {_IN_MEMORY} or more",
+                )
+        return entries
 
     def _tensor(
         self, name: str, types: Mapping[int, tuple[str, int, int]]

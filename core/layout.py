@@ -13,11 +13,12 @@ from typing import NoReturn
 
 from bmoe.contracts import ArchRow, BankFacts, ModelFacts, ProjectionFacts, ShardFacts, TensorFacts
 from bmoe.errors import ModelError
-from bmoe.header import Header, TensorEntry, Value, read_header
+from bmoe.header import Header, TensorEntry, Value
+from bmoe.shards import read_shards
 
-_SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _EXPERT_NAME = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<suffix>\w+_(?:ch)?exps)\.weight", re.ASCII)
-_MAX_SHARDS = 1024
+_OLD_EXPERT = re.compile(r"blk\.\d{1,9}\.ffn_(gate|up|down)\.\d{1,9}\.weight", re.ASCII)
+_FUSED = "ffn_gate_up_exps"
 
 _Located = tuple[int, TensorEntry]
 
@@ -30,37 +31,8 @@ def read_model(path: str | os.PathLike[str], rows: Mapping[str, ArchRow]) -> Mod
     what is wrong and the remedy.
     """
     text = os.fspath(path)
-    headers = _read_shards(text)
+    headers = read_shards(text)
     return _Layout(text, headers, rows).facts()
-
-
-def _read_shards(path: str) -> list[Header]:
-    first = read_header(path)
-    count, number = first.values.get("split.count", 1), first.values.get("split.no", 0)
-    if not isinstance(count, int) or not isinstance(number, int) or not 0 <= count <= _MAX_SHARDS:
-        raise ModelError(f"{path}: damaged gguf header: shard {number!r} of {count!r}; download the file again")
-    if count <= 1:
-        return [first]
-    match = _SHARD_NAME.fullmatch(path)
-    if match is None or int(match["count"]) != count:
-        name = f"NAME-{number + 1:05d}-of-{count:05d}.gguf"
-        raise ModelError(f"{path}: is shard {number + 1} of {count} but is not named {name}; give it its own name back")
-    names = [f"{match['prefix']}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
-    if number != 0 or int(match["number"]) != 1:
-        raise ModelError(f"{path}: is shard {number + 1} of {count}; name the first shard, {names[0]}")
-    missing = [os.path.basename(name) for name in names[1:] if not os.path.exists(name)]
-    if missing:
-        raise ModelError(f"{path}: {len(missing)} of {count} shards missing ({', '.join(missing[:3])}); download them")
-    headers = [first]
-    for index, name in enumerate(names[1:], start=1):
-        header = read_header(name)
-        if header.values.get("split.no") != index or header.values.get("split.count") != count:
-            raise ModelError(f"{name}: does not say that it is shard {index + 1} of {count}; download it again")
-        headers.append(header)
-    total = first.values.get("split.tensors.count")
-    if total is not None and total != sum(len(h.tensors) for h in headers):
-        raise ModelError(f"{path}: the shards do not hold the {total} tensors of the model; download them again")
-    return headers
 
 
 class _Layout:
@@ -72,8 +44,6 @@ class _Layout:
         self._tensors: dict[str, _Located] = {}
         for shard, header in enumerate(headers):
             for tensor in header.tensors:
-                if tensor.name in self._tensors:
-                    self._fail(f"tensor {tensor.name!r} is in two shards", "download the model again")
                 self._tensors[tensor.name] = (shard, tensor)
         self._arch = self._text("general.architecture")
 
@@ -172,9 +142,16 @@ class _Layout:
         row = self._rows.get(self._arch)
         if row is None or not (has_experts or self._has_experts_of(row)):
             self._refuse(has_experts)
+        if row.cannot:
+            self._fail(f"architecture {self._arch!r} {row.cannot}", "take another model")
         return row
 
     def _refuse(self, has_experts: bool) -> NoReturn:
+        if old := next(filter(_OLD_EXPERT.fullmatch, self._tensors), None):
+            self._fail(
+                f"its experts are in the old layout of one tensor each ({old}), which llama.cpp no longer reads",
+                "convert the model again, or get a newer conversion",
+            )
         if not has_experts:
             self._fail(
                 f"a {self._arch} model without routed experts (a dense model): there is nothing to stream",
@@ -198,11 +175,12 @@ class _Layout:
         banks: list[BankFacts] = []
         for layer in range(n_layer):
             for bank, suffixes in enumerate(row.experts):
+                suffixes = self._fused(layer, suffixes)
                 names = [f"blk.{layer}.{suffix}.weight" for suffix in suffixes]
                 missing = [name for name in names if name not in self._tensors]
                 if not missing:
                     banks.append(self._bank(layer, bank, names, suffixes, n_expert))
-                elif len(missing) < len(names) or (layer < n_trunk and not row.dense_lead):
+                elif len(missing) < len(names) or (layer < n_trunk and "dense_lead" not in row.has):
                     self._fail(
                         f"expert tensor {missing[0]} of architecture {self._arch!r} is missing",
                         "convert the model again, or correct the row if this model names its experts differently",
@@ -211,6 +189,13 @@ class _Layout:
             self._fail(f"no layer has the expert tensors of architecture {self._arch!r}", "correct the row")
         self._refuse_unnamed(banks, n_trunk, n_expert)
         return tuple(banks)
+
+    def _fused(self, layer: int, suffixes: tuple[str, ...]) -> tuple[str, ...]:
+        """What a layer's bank consists of: gate and up may be one tensor instead, in the file's own form."""
+        parts = {"ffn_gate_exps", "ffn_up_exps"}
+        if not parts.issubset(suffixes) or f"blk.{layer}.{_FUSED}.weight" not in self._tensors:
+            return suffixes
+        return _FUSED, *(suffix for suffix in suffixes if suffix not in parts)
 
     def _refuse_unnamed(self, banks: Sequence[BankFacts], n_trunk: int, n_expert: int) -> None:
         """Experts that the row does not name would stay in the mapping, with no budget that bounds them."""
@@ -240,6 +225,8 @@ class _Layout:
             stride = tensor.nbytes // count
             projections.append(ProjectionFacts(name, suffix, shard, tensor.offset, stride, tensor.type_name))
         n_used = self._n_used(layer)
+        if bank and count is not None:
+            n_used = min(n_used, count)  # as the graph does it
         if count is None or n_used > count:
             self._fail(f"layer {layer} uses {n_used} of {count} experts", "convert the model again")
         return BankFacts(layer, bank, count, n_used, tuple(projections))

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from bmoe.bundled import find_model
 from bmoe.errors import ProfileError
 from bmoe.origin import Origin, order_of
 from bmoe.problems import Problem, one_line, suggest, toml_value
@@ -33,7 +34,9 @@ class Section(BaseModel):
 class ModelSection(Section):
     """Which model, and how llama.cpp computes it."""
 
-    path: FilePath | None = Field(default=None, description="gguf file, of a split model the first")
+    path: FilePath | None = Field(
+        default=None, description="gguf file, of a split model the first; or the name of a bundled model"
+    )
     threads: Annotated[int | Literal["auto"], number(1, 4096, whole=True, auto=True)] = Field(
         default="auto", description="compute threads"
     )
@@ -349,7 +352,8 @@ def _anchor(data: Table, folder: Path) -> None:
         table = data.get(section)
         value = table.get(key) if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(value, str):
-            table[key] = _anchored(value, folder)
+            bundled = (section, key) == ("model", "path") and find_model(value) != value
+            table[key] = value if bundled and not (folder / value).exists() else _anchored(value, folder)
         elif isinstance(table, dict) and isinstance(value, list):
             table[key] = [_anchored(item, folder) if isinstance(item, str) else item for item in value]
 

@@ -1,6 +1,7 @@
-"""What is in the tree: the pydantic model of registry.toml, the declarative index of bmoe's own plugins.
+"""What is in the tree: the pydantic model of registry.toml, the architectures and the index of bmoe's own plugins.
 
-It says where a name lives, how stable it is and which gates it passes; how a plugin behaves is said in its code alone.
+An architecture is a row of its own, all that is known of it. Of a plugin it says where a name lives, how stable it is
+and which gates it passes; how a plugin behaves is said in its code alone.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from bmoe.contracts import ArchRow
 from bmoe.errors import PluginError, ProfileError
 from bmoe.problems import dotted, explain
+from bmoe.rows import TomlRow, make_row, row_problem
 from bmoe.tables import read_toml
 
 Kind = Literal["arch", "cache", "fetch", "prefetch", "dense", "routing", "importance", "draft", "sink"]
@@ -39,14 +42,16 @@ class Row(BaseModel):
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    arch: list[TomlRow] = []
     plugin: list[Row] = []
 
 
 class Registry(BaseModel):
-    """All rows, in the order of the file; no two have the same kind and name."""
+    """Architectures and plugins, in the order of the file; no two plugins have the same kind and name."""
 
     model_config = ConfigDict(frozen=True)
 
+    archs: tuple[ArchRow, ...] = ()
     rows: tuple[Row, ...] = ()
 
     def find(self, kind: str, name: str) -> Row | None:
@@ -75,15 +80,17 @@ def read_registry(path: Path) -> Registry:
 def parse_registry(data: Mapping[str, Any], label: str = "registry.toml") -> Registry:
     """The registry in a table that was read. Raises PluginError with every problem in it."""
     problems: list[str] = []
-    rows: list[Row] = []
+    table = _File()
     try:
-        rows = _File.model_validate(dict(data)).plugin
+        table = _File.model_validate(dict(data))
     except ValidationError as exc:
         problems = list(
             explain(exc, _File, data, lambda path: f"{label}: {dotted(path)}", top="a key of a registry").values()
         )
     first: dict[tuple[str, str], Row] = {}
-    for row in rows:
+    archs = tuple(make_row(arch) for arch in table.arch)
+    problems += [f"{label}: {wrong}" for wrong in map(row_problem, archs) if wrong]
+    for row in table.plugin:
         taken = first.setdefault((row.kind, row.name), row)
         if taken is not row:
             problems.append(
@@ -91,4 +98,4 @@ def parse_registry(data: Mapping[str, Any], label: str = "registry.toml") -> Reg
             )
     if problems:
         raise PluginError("\n".join(problems))
-    return Registry(rows=tuple(rows))
+    return Registry(archs=archs, rows=tuple(table.plugin))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bmoe.bundled import find_model
 from bmoe.contracts import ModelFacts
 from bmoe.errors import ModelError, ProfileError
 from bmoe.layout import read_model
@@ -48,7 +49,7 @@ def check(
     unusable: ModelError | None = None
     if chosen.model.path is not None:
         try:
-            facts = read_model(chosen.model.path, catalog.archs)
+            facts = read_model(find_model(chosen.model.path), catalog.archs)
         except ModelError as exc:
             unusable = exc
     elif needs_model and not chosen.in_doubt("model.path"):

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bmoe.contracts import ArchRow, Gating
+from bmoe.contracts import ArchRow, Gating, Trait
 from bmoe.errors import PluginError, ProfileError
 from bmoe.problems import dotted, explain, one_line, suggest, toml_value
 from bmoe.tables import read_toml
@@ -17,23 +17,21 @@ Sourced = tuple[str, ArchRow]
 """A row and the module or file that it comes from."""
 
 
-class _TomlRow(BaseModel):
+class TomlRow(BaseModel):
     """One ``[[arch]]`` table: the fields of :class:`~bmoe.contracts.ArchRow`."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(strict=True, description="gguf's general.architecture")
     experts: list[list[str]] = Field(
-        description='expert tensors of each bank in the order of the graph: [["ffn_gate_exps", "ffn_up_exps", …]]'
+        default=[list(bank) for bank in ArchRow("").experts],
+        description='expert tensors of each bank in the order of the graph: [["ffn_gate_exps", "ffn_up_exps", …]]',
     )
     gating: Gating = "softmax"
-    selection_bias: bool = Field(default=False, strict=True)
-    expert_groups: bool = Field(default=False, strict=True)
-    shared_experts: bool = Field(default=False, strict=True)
-    dense_lead: bool = Field(default=False, strict=True)
-    mtp: bool = Field(default=False, strict=True)
+    has: list[Trait] = []
     replaces: str | None = Field(default=None, strict=True)
     notes: str = Field(default="", strict=True)
+    cannot: str = Field(default="", strict=True)
 
 
 _TOP = "a key of a file of rows, each written as [[arch]]"
@@ -42,7 +40,7 @@ _TOP = "a key of a file of rows, each written as [[arch]]"
 class _RowFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    arch: list[_TomlRow] = Field(description="rows, each as [[arch]]")
+    arch: list[TomlRow] = Field(description="rows, each as [[arch]]")
 
 
 def read_rows(path: str) -> list[ArchRow]:
@@ -74,7 +72,7 @@ def gather_rows(path: str) -> tuple[list[ArchRow], list[str]]:
     for index, table in enumerate(tables if isinstance(tables, list) else ()):
         at = ("arch", str(index))
         if not any(path[:2] == at for path in problems):
-            row = _row(_TomlRow.model_validate(table))
+            row = make_row(TomlRow.model_validate(table))
             wrong = row_problem(row)
             if not wrong:
                 rows.append(row)
@@ -82,15 +80,16 @@ def gather_rows(path: str) -> tuple[list[ArchRow], list[str]]:
             problems[at] = f"{label}: {wrong}"
         if isinstance(table, dict):
             if "name" not in table:
-                what = _TomlRow.model_fields["name"].description
+                what = TomlRow.model_fields["name"].description
                 problems.setdefault((*at, "name"), f"{label}: {dotted((*at, 'name'))} is missing; give the {what}")
             rows += _claim(table)
     return rows, list(problems.values())
 
 
-def _row(table: _TomlRow) -> ArchRow:
+def make_row(table: TomlRow) -> ArchRow:
+    """The row of a table."""
     fields: dict[str, Any] = table.model_dump()
-    fields["experts"] = tuple(tuple(bank) for bank in table.experts)
+    fields |= {"experts": tuple(tuple(bank) for bank in table.experts), "has": tuple(table.has)}
     return ArchRow(**fields)
 
 
@@ -115,6 +114,10 @@ def row_problem(row: object) -> str:
         return f'row "{row.name}": an expert tensor suffix is not text; write names such as "ffn_up_exps"'
     if len(set(names)) < len(names):
         return f'row "{row.name}": an expert tensor is listed twice; list each once'
+    unknown = [trait for trait in row.has if trait not in get_args(Trait)]
+    if unknown:
+        known = suggest(unknown[0], get_args(Trait))
+        return f'row "{row.name}": has {toml_value(unknown[0])}, which is not known; {known}'
     if row.gating not in get_args(Gating):
         known = suggest(row.gating, get_args(Gating))
         return f'row "{row.name}": gating = {toml_value(row.gating)} is not known; {known}'

@@ -24,14 +24,15 @@ PACKAGES = {"core": "bmoe", "plugins": "bmoe_plugins"}
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"contracts", "problems"}),
-    frozenset({"hookspecs", "header", "log", "machine", "origin", "process", "tables", "values"}),
+    frozenset({"bundled", "hookspecs", "header", "log", "machine", "origin", "process", "tables", "values"}),
+    frozenset({"shards"}),
     frozenset({"layout", "native", "rows", "salvage"}),
     frozenset({"profile"}),
     frozenset({"budget", "pages", "registry", "selection"}),
     frozenset({"plugins"}),
     frozenset({"choices"}),
     frozenset({"plan"}),
-    frozenset({"bind", "replay", "resolve", "synth", "telemetry"}),
+    frozenset({"bind", "inspection", "replay", "resolve", "synth", "telemetry"}),
     frozenset({"store"}),
     frozenset({"stream"}),
     frozenset({"decode"}),
@@ -49,6 +50,7 @@ PLUGIN_MAY = {"bmoe", "bmoe.contracts", "bmoe.errors"}
 KIND_MAY = {
     "fetch": {"bmoe.native.io", "bmoe.native.memory"},
     "dense": {"bmoe.native.io", "bmoe.native.memory"},
+    "archs": {"bmoe.registry"},  # where the rows are
     "sinks": {"bmoe.telemetry"},  # the form that records have outside
 }
 WITHOUT_NATIVE = (

@@ -88,7 +88,7 @@ def test_everything_in_tree_can_be_loaded_for_listings():
     catalog = load_all(registry, ["umbra"])
 
     assert {"none", "lru", "umbra.hotset"} <= set(catalog.providers["cache"])
-    assert set(registry.names("arch")) < set(catalog.archs)
+    assert {row.name for row in registry.archs} < set(catalog.archs)
 
 
 def test_a_plugin_that_is_not_installed_is_refused_with_the_installed_ones():
@@ -124,7 +124,7 @@ def _rows():
 def test_a_row_that_takes_a_name_of_bmoe_is_refused_naming_both_unless_it_replaces_it():
     lines = refused(**enabled("umbra-clash"))
 
-    expected = 'arch "qwen3moe" is provided by bmoe_plugins.archs.qwen3moe and umbra-clash (umbra.clash); '
+    expected = 'arch "qwen3moe" is provided by bmoe_plugins.archs.table and umbra-clash (umbra.clash); '
     assert [line for line in lines if line.startswith(expected) and 'replaces = "qwen3moe"' in line]
     assert (("ffn_up_exps",),) == load(**enabled("umbra-replaces")).archs["qwen3moe"].experts
 
@@ -210,13 +210,14 @@ def test_a_toml_file_adds_rows(tmp_path):
     tables = rows_file(
         tmp_path,
         '[[arch]]\nname = "mine"\nexperts = [["ffn_gate_up_exps", "ffn_down_exps"]]\ngating = "sigmoid"\n'
-        'selection_bias = true\nnotes = "n"\n[[arch]]\nname = "qwen3moe"\nexperts = [["a"]]\nreplaces = "qwen3moe"\n',
+        'has = ["selection_bias"]\nnotes = "n"\n[[arch]]\nname = "qwen3moe"\nexperts = [["a"]]\n'
+        'replaces = "qwen3moe"\n',
     )
 
     catalog = load(**tables)
 
     expected = ArchRow(
-        "mine", (("ffn_gate_up_exps", "ffn_down_exps"),), gating="sigmoid", selection_bias=True, notes="n"
+        "mine", (("ffn_gate_up_exps", "ffn_down_exps"),), gating="sigmoid", has=("selection_bias",), notes="n"
     )
     assert expected == catalog.archs["mine"]
     assert (("a",),) == catalog.archs["qwen3moe"].experts
@@ -226,7 +227,7 @@ def test_a_toml_file_adds_rows(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('[[arch]]\nname = "m"\n', "arch.0.experts is missing; give the expert tensors of each bank"),
+        ('[[arch]]\ngating = "softmax"\n', "arch.0.name is missing; give the gguf's general.architecture"),
         ('[[arch]]\nname = "m"\nexperts = ["a"]\n', 'arch.0.experts.0 = "a" is not a list; write it in [ ]'),
         (
             '[[arch]]\nname = "m"\nexperts = [["a"]]\ngatng = "x"\n',
@@ -238,7 +239,7 @@ def test_a_toml_file_adds_rows(tmp_path):
         ("[[arch", "line 1, column 7"),
         ('[[arch]]\nname = "m"\nexperts = []\n', "experts is not a list of lists"),
         ('[[arch]]\nname = "m"\nexperts = [["a", "a"]]\n', "an expert tensor is listed twice"),
-        ('[[arch]]\nname = "gpt-oss"\nexperts = [["a"]]\n', 'arch "gpt-oss" is provided by bmoe_plugins.archs.gpt_oss'),
+        ('[[arch]]\nname = "gpt-oss"\nexperts = [["a"]]\n', 'arch "gpt-oss" is provided by bmoe_plugins.archs.table'),
         (
             '[[arch]]\nname = "m"\nexperts = [["a"]]\nreplaces = "gptoss"\n',
             'is no row of bmoe; did you mean "gpt-oss"?',

@@ -144,10 +144,10 @@ def test_a_loaded_profile_takes_model_and_overrides_too(model):
 
 
 def test_a_profile_can_be_checked_without_a_model(model):
-    profile, plan = check("demo")
+    profile, plan = check("desktop-over-ram")
 
-    assert ("demo.toml", None) == (profile.source, plan)
-    assert check("demo", model=model)[1] is not None
+    assert ("desktop-over-ram.toml", None) == (profile.source, plan)
+    assert check("desktop-over-ram", model=model)[1] is not None
 
 
 def test_an_option_that_is_lacking_is_blamed_on_who_chose_the_plugin(tmp_path, model):

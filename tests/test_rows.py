@@ -82,7 +82,7 @@ def test_a_name_that_is_taken_is_reported_with_the_other_problems(write, rows, w
 
     assert 2 == len(lines)
     assert wrong in lines[0]
-    assert lines[1].startswith('arch "qwen3moe" is provided by bmoe_plugins.archs.qwen3moe and ')
+    assert lines[1].startswith('arch "qwen3moe" is provided by bmoe_plugins.archs.table and ')
     assert lines[1].endswith('; to take its place, say replaces = "qwen3moe" in the second')
 
 

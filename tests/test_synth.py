@@ -15,17 +15,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bmoe.contracts import ArchRow
 from bmoe.errors import ModelError
 from bmoe.layout import read_model
 from bmoe.synth import QUANTS, SHAPES, write_model
 from bmoe.synth.blocks import BLOCK, random_rows
 from bmoe.synth.vocabulary import EOS, N_BYTES, N_PLAIN, make_vocabulary
 from bmoe.testing.models import TinyModels
-from bmoe_plugins.archs import glm4moe, gpt_oss, qwen3moe
+from bmoe_plugins.archs.table import bmoe_archs
 
 SUFFIXES = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-ROWS = {name: ArchRow(name, (SUFFIXES,), dense_lead=name == "glm4moe") for name in ("qwen3moe", "gpt-oss", "glm4moe")}
+ROWS = {row.name: row for row in bmoe_archs()}
 TINY = [("tiny-qwen3moe", quant) for quant in QUANTS]
 TINY += [(like, q) for like in ("tiny-gpt-oss", "tiny-glm4moe") for q in ("F32", "Q4_0", "Q8_0", "MXFP4")]
 
@@ -147,8 +146,7 @@ def test_the_graph_multiplies_in_the_order_of_the_architecture_row(models: TinyM
     llama.decode([1, 2, 3])
     order = [n for n in llama.nodes if n in ("ffn_moe_gate-1", "ffn_moe_up-1", "ffn_moe_down-1")]
     assert order == ["ffn_moe_gate-1", "ffn_moe_up-1", "ffn_moe_down-1"]
-    rows = {row.name: row for row in [*gpt_oss.bmoe_archs(), *qwen3moe.bmoe_archs(), *glm4moe.bmoe_archs()]}
-    assert rows[SHAPES[like].arch].experts == (SUFFIXES,)
+    assert ROWS[SHAPES[like].arch].experts == (SUFFIXES,)
 
 
 @pytest.mark.parametrize("like", ["qwen3-30b-a3b", pytest.param("gpt-oss-120b", marks=pytest.mark.slow)])

@@ -19,6 +19,7 @@ from bmoe.log import LEVELS, configure_logging
 COMMANDS = {
     "profile": "check, show or list profiles",
     "plugins": "list plugins, their options and where they come from",
+    "inspect": "tell what a model file is and whether it can be streamed",
     "archs": "list the architectures whose experts can be streamed",
     "gates": "run the tests that a plugin has to pass",
     "eval": "measure quality on a file of texts, questions or problems",

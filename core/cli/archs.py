@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from bmoe.cli.arguments import Parser
-from bmoe.cli.output import emit_json, emit_table
+from bmoe.cli.output import emit, emit_json, emit_table
 from bmoe.contracts import ArchRow
 from bmoe.plugins import load_all
 from bmoe.registry import load_registry
@@ -30,16 +30,21 @@ def main(arguments: Sequence[str]) -> int:
         emit_json({"schema": SCHEMA, "archs": listed}, indent=2)
         return 0
     emit_table(
-        ("name", "gating", "expert tensors", "traits", "from"),
-        [(row.name, row.gating, _experts(row), _traits(row), catalog.origin("arch", row.name)) for row in rows],
+        ("name", "models", "gating", "beside routed experts", "expert tensors", "from"),
+        [
+            (row.name, row.notes or "-", row.gating, _traits(row), _experts(row), catalog.origin("arch", row.name))
+            for row in rows
+        ],
     )
+    emit(f"\n{len(rows)} architectures\n")
     return 0
 
 
 def _experts(row: ArchRow) -> str:
-    return " | ".join(" ".join(bank) for bank in row.experts)
+    """Gate, up and down of ``ffn_gate_exps`` and so on, since nearly every name has this form."""
+    banks = (" ".join(name.removeprefix("ffn_").removesuffix("_exps") for name in bank) for bank in row.experts)
+    return " | ".join(banks)
 
 
 def _traits(row: ArchRow) -> str:
-    names = ("selection_bias", "expert_groups", "shared_experts", "dense_lead", "mtp")
-    return ", ".join(name.replace("_", " ") for name in names if getattr(row, name)) or "-"
+    return ", ".join(trait.replace("_", " ") for trait in row.has) or "-"

@@ -60,7 +60,9 @@ class Parser(argparse.ArgumentParser):
 
 def add_profile_arguments(parser: Parser) -> None:
     """Add ``--model`` and ``--set``, which refine a profile."""
-    parser.add_argument("--model", metavar="PATH", help="model file, instead of the profile's model.path")
+    parser.add_argument(
+        "--model", metavar="PATH", help="model file, or the name of a bundled one, instead of the profile's model.path"
+    )
     parser.add_argument(
         "--set",
         dest="overrides",

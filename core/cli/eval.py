@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from bmoe.bundled import find_set
 from bmoe.cli.arguments import Parser, UsageError, add_profile_arguments, choose
 from bmoe.cli.interrupt import Interrupt
 from bmoe.cli.output import complain, emit, emit_json, emit_table
@@ -20,7 +21,7 @@ from bmoe.evaluate.prompts import FORMS
 if TYPE_CHECKING:
     from bmoe.evaluate.run import Evaluation
 
-EXAMPLE = "bmoe eval heldout.jsonl --profile demo --model model.gguf --out heldout.replies.jsonl"
+EXAMPLE = "bmoe eval heldout --profile demo --limit 20"
 _MIB = 1024 * 1024
 _AGAINST = ("resident",)
 _SHOWN_SKIPPED = 5
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     from bmoe.evaluate.run import Evaluation, Settings
     from bmoe.resolve import resolve
 
-    dataset = read_dataset(parsed.file, parsed.format, parsed.limit)
+    dataset = read_dataset(find_set(parsed.file), parsed.format, parsed.limit)
     names = _metrics(parsed.metric, dataset.format, paired=parsed.against is not None)
     plan = resolve(parsed.profile, model=parsed.model, overrides=parsed.overrides)
     out = parsed.out or f"{Path(parsed.file).stem}.replies.jsonl"

@@ -128,11 +128,14 @@ def _with_model(subjects: list[Subject], model: str, catalog: Catalog) -> list[S
 
 
 def _in_tree(registry: Registry) -> list[Subject]:
+    """Bmoe's own plugins, each architecture for itself."""
     available = set(_gate_classes())
-    return [
-        Subject(row.kind, row.name, "bmoe", tuple(gate for gate in row.gates if gate in available))
-        for row in registry.rows
-    ]
+    subjects = []
+    for row in registry.rows:
+        gates = tuple(gate for gate in row.gates if gate in available)
+        names = [arch.name for arch in registry.archs] if row.kind == "arch" else [row.name]
+        subjects += [Subject(row.kind, name, "bmoe", gates) for name in names]
+    return subjects
 
 
 def _installed(catalog: Catalog, registry: Registry, plugin: str) -> list[Subject]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bmoe.conversation import Conversation, Token
     from bmoe.engine import Engine
 
-EXAMPLE = 'bmoe --profile demo --model model.gguf -p "Once upon a time" -n 64'
+EXAMPLE = 'bmoe --profile demo -p "Once upon a time" -n 64'
 
 
 def parser(commands: str = "") -> Parser:

@@ -38,14 +38,15 @@ def speed(summary: RunSummary) -> Iterator[str]:
 
 
 def reads(summary: RunSummary) -> Iterator[str]:
-    """What was read during decode."""
+    """What was read: in all, and during decode."""
     if summary.direct_io is None:
         yield "experts not streamed"
         return
-    if summary.hit_rate is not None:
-        yield f"hit rate {100 * summary.hit_rate:.1f} %"
+    yield f"{summary.bytes_read / _MIB:.1f} MiB of experts read"
     if summary.bytes_per_token is not None:
         yield f"{summary.bytes_per_token / _MIB:.2f} MiB/token"
+    if summary.hit_rate is not None:
+        yield f"hit rate {100 * summary.hit_rate:.1f} %"
     if summary.io_wait_s is not None and summary.decode_s > 0:
         yield f"read wait {100 * summary.io_wait_s / summary.decode_s:.0f} %"
     yield "direct I/O" if summary.direct_io else "buffered I/O"

@@ -18,6 +18,7 @@
 typedef struct {
     uint64_t name_offset, data_offset, ne_offset, nb_offset; /* of struct ggml_tensor */
     const int32_t *bank_of_layer;                            /* [n_layer], -1 = no routed experts */
+    const int32_t *second_of_bank;                           /* [n_bank] the layer's second bank, -1 = none */
     const int64_t *key_base;                                 /* [n_bank] key of expert 0 */
     const int64_t *entry_base;                               /* [n_bank] index of expert 0 in resident */
     const int32_t *n_expert;                                 /* [n_bank] */
@@ -28,6 +29,7 @@ typedef struct {
     int64_t log_length, log_capacity;
     int64_t asks, routings, entered;
     int32_t n_layer;
+    int32_t pending; /* second bank of the layer in progress, whose ids are still to come, or -1 */
     uint32_t generation;
     volatile int32_t latch; /* set from any thread: the decode ends at its next node */
 } seam_state;
@@ -54,11 +56,21 @@ EXPORT bool seam_eval(void *tensor, bool ask, void *user) {
     if (s->latch) return false;
     const char *t = tensor;
     s->asks += ask;
-    const int layer = layer_of(t + s->name_offset);
-    if (layer < 0 || layer >= s->n_layer) return false;
-    const int32_t bank = s->bank_of_layer[layer];
-    if (bank < 0) return false;
-    if (ask) return true;
+    int32_t bank = s->pending;
+    if (bank >= 0 && memcmp(t + s->name_offset, " (copy)", 8) == 0) {
+        /* a second bank's ids are a cast of the first's, and the cast of a node without a name has this one */
+        if (ask) return true;
+        s->pending = -1;
+    } else {
+        const int layer = layer_of(t + s->name_offset);
+        if (layer < 0 || layer >= s->n_layer) return false;
+        bank = s->bank_of_layer[layer];
+        if (bank < 0) return false;
+        const int32_t second = s->second_of_bank[bank];
+        if (second >= 0 && s->pending == second) return false; /* the same choice, computed again for that cast */
+        if (ask) return true;
+        s->pending = second;
+    }
 
     int64_t ne[2];
     uint64_t nb[2];

@@ -67,7 +67,7 @@ def check_banks(captured: Captured, banks: Collection[BankFacts], path: str) -> 
                     f"{path}: {projection.tensor} is not used by the model's graph; its architecture row is wrong "
                     "(bmoe archs shows it)"
                 )
-            if ids != f"ffn_moe_topk-{bank.layer}":
+            if ids != (f"ffn_moe_topk-{bank.layer}" if bank.bank == 0 else " (copy)"):
                 raise ModelError(
                     f"{path}: {projection.tensor} is routed by node {ids or 'without a name'}, not by "
                     f"ffn_moe_topk-{bank.layer}; this layout is not supported yet"

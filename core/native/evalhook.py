@@ -27,6 +27,8 @@ RouteHandler = Callable[[int, list[ExpertKey]], None]
 """Called with a bank's index and its distinct keys, in the order of their last use, if any of them is not resident."""
 
 _PREFIX = b"ffn_moe_topk-"
+_SECOND = b" (copy)"
+"""A second bank's ids are a cast of the first's, and the cast of a node without a name has this one."""
 _NAME, _DATA, _NE, _NB = (tensor.offset_of(field) for field in ("name", "data", "ne", "nb"))
 _LOG_RECORDS = 1 << 16
 
@@ -57,6 +59,8 @@ class Seam(ABC):
             self.entry_base.append(total)
             total += bank.n_expert
         self.resident = bytearray(total)
+        second = {b.layer: i for i, b in enumerate(banks) if b.bank == 1}
+        self.second_of_bank = [second.get(b.layer, -1) if b.bank == 0 else -1 for b in banks]
         self.failure: BaseException | None = None
         self._touched: list[list[ExpertKey]] = []
         self._completed = 0
@@ -117,6 +121,7 @@ class PythonSeam(Seam):
     def __init__(self, banks: Sequence[BankFacts]) -> None:
         super().__init__(banks)
         self._stop = False
+        self._pending = -1
         self._unraisable_before: Any = None
         self._bank_of = {_PREFIX + str(b.layer).encode(): i for i, b in enumerate(banks) if b.bank == 0}
         # objects, not functions: ctypes frees a callback that nothing references
@@ -131,6 +136,7 @@ class PythonSeam(Seam):
 
     def begin(self) -> None:  # noqa: D102 - see Seam
         super().begin()
+        self._pending = -1
         # A signal handler that raises before a callback's first statement reaches only this hook of Python's, and C
         # goes on with an answer that nobody gave. Signals arrive on the main thread alone.
         if self._unraisable_before is None and threading.current_thread() is threading.main_thread():
@@ -165,12 +171,17 @@ class PythonSeam(Seam):
     ) -> bool:
         try:
             head = _u64(address + _NAME).value
-            if self._stop or (head != _moe and head != _big):
+            if self._stop or (head != _moe and head != _big and self._pending < 0):
                 return False
-            bank = self._bank_of.get(ctypes.string_at(address + _NAME))
-            if bank is None:
+            name = ctypes.string_at(address + _NAME)
+            bank = self._pending if name == _SECOND else self._bank_of.get(name, -1)
+            if bank < 0:
                 return False
+            second = self.second_of_bank[bank]
+            if 0 <= second == self._pending:
+                return False  # the same choice, computed again for the second bank
             if not ask:
+                self._pending = second
                 self._routing(tensor.at(address), bank)
             return True
         except BaseException as error:  # noqa: BLE001 - nothing may cross C
@@ -203,6 +214,7 @@ class _SeamState(ctypes.Structure):
         ("ne_offset", ctypes.c_uint64),
         ("nb_offset", ctypes.c_uint64),
         ("bank_of_layer", ctypes.c_void_p),
+        ("second_of_bank", ctypes.c_void_p),
         ("key_base", ctypes.c_void_p),
         ("entry_base", ctypes.c_void_p),
         ("n_expert", ctypes.c_void_p),
@@ -216,6 +228,7 @@ class _SeamState(ctypes.Structure):
         ("routings", ctypes.c_int64),
         ("entered", ctypes.c_int64),
         ("n_layer", ctypes.c_int32),
+        ("pending", ctypes.c_int32),
         ("generation", ctypes.c_uint32),
         ("latch", ctypes.c_int32),
     ]
@@ -238,6 +251,7 @@ class CSeam(Seam):
         self._log = (ctypes.c_int64 * (_LOG_RECORDS + sum(b.n_expert for b in banks)))()
         self._keep: dict[str, Any] = {
             "bank_of_layer": bank_of_layer,
+            "second_of_bank": (ctypes.c_int32 * n)(*self.second_of_bank),
             "key_base": (ctypes.c_int64 * n)(*self.key_base),
             "entry_base": (ctypes.c_int64 * n)(*self.entry_base),
             "n_expert": (ctypes.c_int32 * n)(*[b.n_expert for b in banks]),
@@ -249,7 +263,7 @@ class CSeam(Seam):
         for field, array in self._keep.items():
             setattr(state, field, ctypes.addressof(array))
         state.route = _Route(self._route)
-        state.log_capacity, state.n_layer = len(self._log), n_layer
+        state.log_capacity, state.n_layer, state.pending = len(self._log), n_layer, -1
 
     def install(self, params: Any) -> None:  # noqa: D102 - see Seam
         binding = lib.llama()
@@ -274,6 +288,7 @@ class CSeam(Seam):
     def begin(self) -> None:  # noqa: D102 - see Seam
         super().begin()
         self._completed = self._state.entered
+        self._state.pending = -1
 
     def finish(self) -> None:  # noqa: D102 - see Seam
         super().finish()

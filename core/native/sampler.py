@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from bmoe.errors import ModelError
 from bmoe.native import lib
 from bmoe.native.model import Context
 
@@ -50,9 +53,19 @@ class Sampler:
         self._greedy = options.temp <= 0 and options.repeat_penalty == 1.0
 
     def next(self, context: Context) -> int:
-        """The token after the context's last one; ties go to the lowest id."""
+        """The token after the context's last one; ties go to the lowest id.
+
+        Raises ModelError if the logits are not numbers: whatever is chosen of them, the text goes round in circles.
+        """
+        logits = context.logits()
+        likeliest = int(logits.argmax())
+        if np.isnan(logits[likeliest]):  # argmax finds a NaN before any number
+            raise ModelError(
+                f"{context.model.path}: the model's output is not a number (NaN): its weights are damaged, or their "
+                "values overflow; download or convert the file again, and try plain llama.cpp on it"
+            )
         if self._greedy:
-            return int(context.logits().argmax())
+            return likeliest
         return int(self._llama.llama_sampler_sample(self._chain, context.handle, -1))
 
     def close(self) -> None:

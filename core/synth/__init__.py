@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bmoe.synth.arguments import QUANTS, ArgumentError
-from bmoe.synth.shapes import SHAPES
+from bmoe.synth.recipes import SHAPES
+from bmoe.synth.shapes import Shape
 from bmoe.synth.write import write_model
 
-__all__ = ["QUANTS", "SHAPES", "ArgumentError", "write_model"]
+__all__ = ["QUANTS", "SHAPES", "ArgumentError", "Shape", "write_model"]

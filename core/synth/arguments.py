@@ -10,7 +10,8 @@ from pathlib import Path
 
 from bmoe.errors import ModelError
 from bmoe.synth.blocks import BLOCK
-from bmoe.synth.shapes import SHAPES, Shape
+from bmoe.synth.recipes import SHAPES
+from bmoe.synth.shapes import Shape
 
 QUANTS = tuple(BLOCK)
 _MAX_LAYERS = 1024
@@ -39,9 +40,9 @@ class TargetError(ArgumentError):
         super().__init__("out", value, reason, f"{value or 'OUT'}: {reason}")
 
 
-def check_shape(like: str, layers: int | None, seed: int, locality: float) -> Shape:
+def check_shape(like: str | Shape, layers: int | None, seed: int, locality: float) -> Shape:
     """The shape that is asked for. Raises :class:`ArgumentError`."""
-    if like not in SHAPES:
+    if isinstance(like, str) and like not in SHAPES:
         near = difflib.get_close_matches(like, SHAPES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ";"
         raise ArgumentError("like", like, f"is no known shape{hint} ({', '.join(sorted(SHAPES))})")
@@ -51,9 +52,9 @@ def check_shape(like: str, layers: int | None, seed: int, locality: float) -> Sh
         raise ArgumentError("seed", seed, "is negative; give 0 or more")
     if not 0.0 <= locality <= 1.0:
         raise ArgumentError("locality", locality, "is out of range; give 0 to 1")
-    shape = SHAPES[like]
+    shape = SHAPES[like] if isinstance(like, str) else like
     if layers is not None and layers <= shape.n_dense:
-        reason = f"is too few: the first {shape.n_dense} of {like} have no experts; give more"
+        reason = f"is too few: the first {shape.n_dense} of {shape.name} have no experts; give more"
         raise ArgumentError("layers", layers, reason)
     return shape if layers is None else dataclasses.replace(shape, n_layer=layers)
 

@@ -34,7 +34,7 @@ _SUBSCALES = (20, 44, 28, 36, 32, 24, 40, 30)
 
 def row_bytes(quant: str, width: int) -> int:
     """Bytes of a row of ``width`` weights."""
-    block, nbytes = BLOCK[quant]
+    block, nbytes = (1, 4) if quant == "I32" else BLOCK[quant]
     return width // block * nbytes
 
 

@@ -6,16 +6,20 @@ import math
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bmoe.errors import ModelError
 from bmoe.synth.arguments import check_quant, check_shape, check_target, claim_part
 from bmoe.synth.blocks import Bytes, random_rows, row_bytes
-from bmoe.synth.shapes import Shape, TensorPlan, metadata, tensors
+from bmoe.synth.recipe import Recipe, TensorPlan
+from bmoe.synth.recipes import recipe_of
+from bmoe.synth.shapes import Shape
 from bmoe.synth.vocabulary import BOS, CHAT_TEMPLATE, EOS, MERGES, N_PLAIN, PAD, make_vocabulary
 
 _CHUNK_BYTES = 512 << 10  # stays in the CPU cache between making and writing it
@@ -24,7 +28,7 @@ _ALIGNMENT = 32
 
 def write_model(
     out: str | os.PathLike[str],
-    like: str,
+    like: str | Shape,
     layers: int | None = None,
     quant: str | None = None,
     seed: int = 0,
@@ -33,7 +37,7 @@ def write_model(
     overwrite: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> Path:
-    """Write a gguf with the shape of ``like`` (a name in ``SHAPES``) and random weights; return its path.
+    """Write a gguf with the shape ``like`` (one of ``SHAPES`` by name, or another) and random weights; return its path.
 
     ``layers`` (of the trunk) and ``quant`` (of the routed experts, one of ``QUANTS``) default to the shape's.
     ``sparse`` leaves the experts as holes that read as zeros. ``locality`` 0..1 makes tokens route alike: two token
@@ -46,7 +50,8 @@ def write_model(
     shape = check_shape(like, layers, seed, locality)
     quant = check_quant(quant, shape)
     path = check_target(out, overwrite)
-    plans = list(tensors(shape, quant))
+    recipe = recipe_of(shape, quant)
+    plans = recipe.plans
     total = sum(_nbytes(plan) for plan in plans if not (sparse and plan.role == "expert"))
     _check_space(path, total)
     part: Path | None = None
@@ -60,7 +65,7 @@ def write_model(
 
     try:
         part = claim_part(path, overwrite)
-        _write_header(part, shape, plans)
+        _write_header(part, recipe)
         advance(0)
         with open(part, "r+b") as file:
             file.seek(0, os.SEEK_END)
@@ -93,21 +98,26 @@ def _check_space(path: Path, total: int) -> None:
 # ---- header
 
 
-def _write_header(path: Path, shape: Shape, plans: Sequence[TensorPlan]) -> None:
-    from gguf import GGMLQuantizationType, GGUFWriter
+def _write_header(path: Path, recipe: Recipe) -> None:
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
+    shape = recipe.shape
     writer = GGUFWriter(path, shape.arch)
     writer.add_name(f"synthetic {shape.name} ({shape.n_layer} layers)")
     writer.add_quantization_version(2)
-    for key, value in metadata(shape).items():
+    for key, value in recipe.metadata().items():
         if isinstance(value, str):
             writer.add_string(key, value)
         elif isinstance(value, bool):
             writer.add_bool(key, value)
         elif isinstance(value, int):
             writer.add_uint32(key, value)
-        else:
+        elif isinstance(value, float):
             writer.add_float32(key, value)
+        elif isinstance(value, array):  # of "Q": whole numbers too large for the 32 bits of others
+            writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, GGUFValueType.UINT64)
+        else:
+            writer.add_array(key, list(value))
     vocabulary = make_vocabulary(shape.n_vocab)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(shape.tokenizer)
@@ -119,7 +129,7 @@ def _write_header(path: Path, shape: Shape, plans: Sequence[TensorPlan]) -> None
     writer.add_pad_token_id(PAD)
     writer.add_add_bos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
-    for plan in plans:
+    for plan in recipe.plans:
         kind = GGMLQuantizationType[plan.quant]
         writer.add_tensor_info(plan.name, plan.shape[::-1], np.dtype(np.float32), _nbytes(plan), raw_dtype=kind)
     writer.write_header_to_file()
@@ -144,8 +154,8 @@ def _write_tensor(
 ) -> None:
     rng = np.random.default_rng([seed, zlib.crc32(plan.name.encode())])
     width, n_rows = plan.shape[0], math.prod(plan.shape[1:])
-    if plan.role == "norm":
-        advance(file.write(np.ones(width, dtype="<f4").tobytes()))
+    if (fixed := _fixed(plan, rng)) is not None:
+        advance(file.write(fixed.tobytes()))
         return
     deviation = _deviation(plan)
     row = row_bytes(plan.quant, width)
@@ -159,6 +169,19 @@ def _write_tensor(
             # bytes and specials are never the likeliest token: text is readable and does not end by chance
             rows[: N_PLAIN - first] = 0
         advance(file.write(rows.data))
+
+
+def _fixed(plan: TensorPlan, rng: np.random.Generator) -> NDArray[np.generic] | None:
+    """The elements of a tensor whose role leaves no choice of a deviation."""
+    count = math.prod(plan.shape)
+    if plan.role == "norm":
+        return np.ones(count, dtype="<f4")
+    if plan.role == "decay":
+        return -rng.uniform(0.5, 2.0, count).astype("<f4")
+    if plan.role == "ids":
+        rows = rng.random((count // plan.shape[0], plan.limit)).argsort(axis=1)
+        return rows[:, : plan.shape[0]].astype("<i4")
+    return None
 
 
 def _deviation(plan: TensorPlan) -> float:

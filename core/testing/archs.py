@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,13 +16,14 @@ from bmoe.budget import MIB, held_bytes, size_budget
 from bmoe.contracts import CachePolicy, ExpertKey, Facts, ModelFacts, Options, Provider
 from bmoe.conversation import Conversation
 from bmoe.errors import ReadError
+from bmoe.inspection import inspect_model
 from bmoe.native import capture, memory
 from bmoe.native.evalhook import compiled_seam_missing
 from bmoe.native.io import aio_missing
 from bmoe.pages import region_bytes
 from bmoe.plan import Plan
 from bmoe.resolve import resolve
-from bmoe.synth import QUANTS, SHAPES
+from bmoe.synth import QUANTS, SHAPES, Shape
 from bmoe.synth.blocks import BLOCK
 from bmoe.testing.identity import Generation, RecordingEngine, References, difference
 from bmoe.testing.load import IN_TREE
@@ -33,6 +35,7 @@ PROMPTS = (1, 7, 40)
 """Tokens of the prompts: one, fewer than a ubatch, more than two of them."""
 BUDGETS = ("off", "layer", "cycle", "half", "all-but-one", "all")
 FETCHERS = ("pread-1", "pread-2", "pread-8", "aio")
+SEAMS = ("c", "python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,22 @@ class Cell:
     direct: bool = True
     seam: str = "auto"
     threads: int = 1
+
+    def __str__(self) -> str:
+        return "-".join((self.budget, self.fetcher, "direct" if self.direct else "buffered", self.seam))
+
+
+EVERY_CELL = tuple(Cell(*parts) for parts in itertools.product(BUDGETS, FETCHERS, (True, False), SEAMS))
+SOME_CELLS = (
+    Cell("off", "pread-2", True, "c"),
+    Cell("layer", "aio", True, "python"),
+    Cell("cycle", "pread-8", False, "c"),
+    Cell("half", "aio", True, "c"),
+    Cell("half", "pread-1", False, "python"),
+    Cell("all-but-one", "pread-2", True, "python"),
+    Cell("all", "aio", False, "c"),
+)
+"""Each budget, reader, seam and kind of read at least once."""
 
 
 @dataclass(slots=True)
@@ -76,7 +95,8 @@ class ArchGates:
 
     ``arch`` is the gguf's ``general.architecture``, ``plugin`` the entry point of group ``bmoe.plugins`` that provides
     its row (``"bmoe"`` for one of bmoe's own); a row from TOML files is found through ``rows``, their paths. Models
-    have the shape named ``shape`` in :data:`bmoe.synth.SHAPES`, by default the tiny one of this architecture.
+    have the shape ``shape``, one of :data:`bmoe.synth.SHAPES` by its name or another, by default the tiny one of this
+    architecture. ``thorough`` runs every combination of budget, reader and seam; without it a few have to do.
 
     A class for an architecture without a tiny shape overrides ``model`` and, if its files come in several
     quantisations, ``quants``. Such a file has to be small, tens of megabytes, for it is opened over a hundred times;
@@ -87,7 +107,8 @@ class ArchGates:
     plugin: ClassVar[str] = IN_TREE
     provider: ClassVar[str]
     arch: ClassVar[str]
-    shape: ClassVar[str | None] = None
+    shape: ClassVar[str | Shape | None] = None
+    thorough: ClassVar[bool] = True
     quants: ClassVar[Sequence[str] | None] = None
     rows: ClassVar[Sequence[str]] = ()
 
@@ -99,13 +120,28 @@ class ArchGates:
             pytest.fail(_no_model(self.arch), pytrace=False)
         if "quant" in metafunc.fixturenames:
             metafunc.parametrize("quant", self.every_quant())
+        if "cell" in metafunc.fixturenames:
+            metafunc.parametrize("cell", self.cells(metafunc.function.__name__), ids=str)
 
     @pytest.fixture(name="bench")
     def _bench(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
         return session_bench(request, tmp_path_factory)
 
-    def tiny(self) -> str | None:
-        """The name of the synthetic shape, if there is one."""
+    def cells(self, test: str) -> Sequence[Cell]:
+        """The ways to run the model in a test."""
+        if test == "test_identity":
+            return EVERY_CELL if self.thorough else SOME_CELLS
+        budgets = ("off", "half", "all") if self.thorough else ("half",)
+        if test == "test_identity_with_two_threads":
+            return [Cell(budget, threads=2) for budget in budgets]
+        if test == "test_identity_of_every_quantisation":
+            return [Cell(budget, "aio" if not aio_missing() else "pread-2") for budget in budgets]
+        if self.thorough:
+            return [Cell(budget, seam=seam) for budget in ("off", "layer", "half") for seam in SEAMS]
+        return [Cell("off", seam="python"), Cell("half", seam="c")]
+
+    def tiny(self) -> str | Shape | None:
+        """The synthetic shape, or its name, if there is one."""
         fitting = (name for name, s in SHAPES.items() if s.arch == self.arch and name.startswith("tiny-"))
         return self.shape or next(fitting, None)
 
@@ -118,7 +154,10 @@ class ArchGates:
             return self.quants
         if self._has_model():
             return [None]
-        shape = SHAPES.get(self.tiny() or "")
+        if not self.thorough:
+            return [None]
+        tiny = self.tiny()
+        shape = SHAPES.get(tiny) if isinstance(tiny, str) else tiny
         if shape is None:
             return [None]
         return [q for q in QUANTS if not shape.n_embd % BLOCK[q][0] and not shape.n_ff_exp % BLOCK[q][0]]
@@ -182,6 +221,13 @@ class ArchGates:
             found = list(capture.capture(engine.model, wanted, engine.context_options()).routed_by)
         assert found == [p.tensor for bank in facts.banks for p in bank.projections]
 
+    def test_row_says_what_the_file_has(self, bench: Bench) -> None:
+        """What the file has beside routed experts is in the row; a synthetic model shows all that the row says."""
+        row = self.plan(path := self.model(bench), Cell()).row
+        shown = set(inspect_model(path, {row.name: row}).traits)
+        assert shown <= set(row.has)
+        assert self._has_model() or shown == set(row.has)
+
     def test_mapping_is_out_of_reach(self, bench: Bench) -> None:
         """What the model's own mapping had of experts is inaccessible: nothing can read them there by mistake."""
         with self.open(self.model(bench), Cell()) as (engine, _):
@@ -194,30 +240,22 @@ class ArchGates:
 
     # ---- identity
 
-    @pytest.mark.parametrize("seam", ["c", "python"])
-    @pytest.mark.parametrize("direct", [True, False], ids=["direct", "buffered"])
-    @pytest.mark.parametrize("fetcher", FETCHERS)
-    @pytest.mark.parametrize("budget", BUDGETS)
-    def test_identity(self, bench: Bench, budget: str, fetcher: str, direct: bool, seam: str) -> None:
+    def test_identity(self, bench: Bench, cell: Cell) -> None:
         """Streamed logits equal plain llama.cpp's, byte for byte, whatever is cached and however it is read."""
-        self.check(bench, Cell(budget, fetcher, direct, seam))
+        self.check(bench, cell)
 
-    @pytest.mark.parametrize("budget", ["off", "half", "all"])
-    def test_identity_with_two_threads(self, bench: Bench, budget: str) -> None:
+    def test_identity_with_two_threads(self, bench: Bench, cell: Cell) -> None:
         """Likewise where llama.cpp computes in parallel."""
-        self.check(bench, Cell(budget, threads=2))
+        self.check(bench, cell)
 
-    @pytest.mark.parametrize("budget", ["off", "half", "all"])
-    def test_identity_of_every_quantisation(self, bench: Bench, quant: str | None, budget: str) -> None:
+    def test_identity_of_every_quantisation(self, bench: Bench, quant: str | None, cell: Cell) -> None:
         """Likewise with experts of any type: strides that are no multiple of a page among them."""
-        self.check(bench, Cell(budget, "aio" if not aio_missing() else "pread-2"), quant)
+        self.check(bench, cell, quant)
 
-    @pytest.mark.parametrize("seam", ["c", "python"])
     @pytest.mark.parametrize("batch", [1, 3, 9])
-    @pytest.mark.parametrize("budget", ["off", "layer", "half"])
-    def test_a_failed_read_leaves_nothing_valid(self, bench: Bench, budget: str, batch: int, seam: str) -> None:
+    def test_a_failed_read_leaves_nothing_valid(self, bench: Bench, batch: int, cell: Cell) -> None:
         """An entry whose read failed is not used afterwards, and the session generates again as if new."""
-        path, cell = self.model(bench), Cell(budget, seam=seam)
+        path = self.model(bench)
         with self.open(path, cell) as (engine, watch):
             prompts = make_prompts(engine.facts)
             references = bench.references.of(self.table(path, cell), prompts)

@@ -1,1 +1,1 @@
-"""Architecture rows: which tensors hold routed experts."""
+"""Architectures: data in registry.toml, and what turns the table into rows."""

@@ -21,7 +21,14 @@ ENDS = (
     "It was a good {time}.",
     "{Name} never forgot it.",
     "Then {he} slept well.",
+    "And {he} was happy.",
+    "From then on {Name} came back every {time}.",
 )
+
+
+def article_of(word: str) -> str:
+    """Return "an" before a vowel, else "a"."""
+    return "an" if word[0] in "aeiou" else "a"
 
 
 def story(seed: int, number: int) -> str:
@@ -30,7 +37,7 @@ def story(seed: int, number: int) -> str:
     name, friend = rng.sample(list(NAMES), 2)
     he, his = NAMES[name]
     animal, trait = rng.choice(ANIMALS), rng.choice(TRAITS)
-    article = "an" if trait[0] in "aeiou" else "a"
+    article, He = article_of(trait), he.capitalize()  # noqa: N806 (the word as it begins a sentence)
     time, place, home = rng.choice(TIMES), rng.choice(PLACES), rng.choice(PLACES)
     food, feeling, after = rng.choice(FOODS), rng.choice(FEELINGS), rng.choice(FEELINGS)
     lines = [
@@ -39,6 +46,10 @@ def story(seed: int, number: int) -> str:
                 f"One {rng.choice(WEATHER)} {time} {name} went to {place}.",
                 f"It was a {rng.choice(WEATHER)} {time}, and {name} walked to {place}.",
                 f"Once there was a child called {name}, who lived near {place}.",
+                f"Once upon a time there was a child called {name}, who lived near {place}.",
+                f"Once upon a time, on a {rng.choice(WEATHER)} {time}, {name} went to {place}.",
+                f"{name} lived in a small house near {place}.",
+                f"Long ago {article_of(animal)} {animal} lived near {place}, and so did {name}.",
             )
         ),
         rng.choice(
@@ -46,6 +57,8 @@ def story(seed: int, number: int) -> str:
                 f"There {he} saw {article} {trait} {animal}.",
                 f"On the way {he} met {article} {trait} {animal}.",
                 f"Under a tree {he} found {article} {trait} {animal}.",
+                f"Suddenly {article} {trait} {animal} came out of the grass.",
+                f"{He} sat down, and soon {article} {trait} {animal} came near.",
             )
         ),
         rng.choice(
@@ -53,6 +66,8 @@ def story(seed: int, number: int) -> str:
                 f"The {animal} was {feeling}, because it had lost its way.",
                 f"The {animal} looked at {name} and was {feeling}.",
                 f"The {animal} had not eaten, and it was {feeling}.",
+                f"The {animal} could not find its way home.",
+                f'"Who are you?" asked {name}, but the {animal} only looked {feeling}.',
             )
         ),
         rng.choice(
@@ -60,6 +75,8 @@ def story(seed: int, number: int) -> str:
                 f"{name} gave the {animal} {food}.",
                 f"So {name} took the {animal} to {home}.",
                 f'"Do not be afraid," said {name}, and gave it {food}.',
+                f"{name} wanted to help, so {he} looked for {food}.",
+                f"It began to rain, and {name} and the {animal} ran to {home}.",
             )
         ),
         rng.choice(
@@ -74,8 +91,11 @@ def story(seed: int, number: int) -> str:
                 f"In the end the {animal} was {after}.",
                 f"After that the {animal} followed {name} to {home}.",
                 f"The {animal} stayed with {name} and {friend}.",
+                f"The next {time} the {animal} was gone, and {name} was {after}.",
             )
         ),
         rng.choice(ENDS).format(time=time, Name=name, he=he),
     ]
+    if rng.random() < 0.5:  # not every story has a friend's part or a second look at the animal
+        del lines[rng.choice((2, 4))]
     return " ".join(lines)

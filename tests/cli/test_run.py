@@ -33,7 +33,7 @@ class TestText:
         assert (0, b"abcab\n") == (done.returncode, done.stdout)
         lines = done.stderr.decode().splitlines()
         assert "5 tokens · 2 prompt tokens in 0.50 s · ended by length" == lines[0]
-        assert "hit rate 75.0 % · 12.00 MiB/token · read wait 25 % · direct I/O" == lines[1]
+        assert "24.0 MiB of experts read · 12.00 MiB/token · hit rate 75.0 % · read wait 25 % · direct I/O" == lines[1]
         assert "peak memory 100 MiB · cache 32 of 64 MiB · seam python" == lines[2]
         assert "notice: the budget became 64 MiB" == lines[3]
 

@@ -15,7 +15,9 @@ MEASURED = dataclasses.replace(
 
 def test_what_was_measured_is_said():
     assert "2.50 tok/s" in list(speed(MEASURED))
-    assert ["hit rate 50.0 %", "1.00 MiB/token", "read wait 50 %", "direct I/O"] == list(reads(MEASURED))
+    assert ["24.0 MiB of experts read", "1.00 MiB/token", "hit rate 50.0 %", "read wait 50 %", "direct I/O"] == list(
+        reads(MEASURED)
+    )
     assert "peak memory 1 MiB" in list(wiring(MEASURED))
 
 
@@ -24,7 +26,7 @@ def test_after_a_single_token_nothing_of_decode_is_measured_and_nothing_said():
         MEASURED, tokens=1, tok_s=None, hit_rate=None, bytes_per_token=None, io_wait_s=None, decode_s=0.0
     )
 
-    assert ["direct I/O"] == list(reads(alone))
+    assert ["24.0 MiB of experts read", "direct I/O"] == list(reads(alone))
     assert ["1 token", "ended by"] == [part[:8].strip() for part in list(speed(alone))[::2]]
 
 

@@ -17,22 +17,26 @@ from bmoe.contracts import Fetcher, ReadBatch
 from bmoe.errors import ModelError
 from bmoe.native import memory
 from bmoe.native.carve import Carver
+from bmoe.registry import load_registry
 from bmoe.store import ExpertStore
 from bmoe.testing.archs import ArchGates, Bench, Cell, session_bench
 
-
-class TestQwen3Moe(ArchGates):
-    plugin, provider, arch = "bmoe", "qwen3moe", "qwen3moe"
-
-
-class TestGptOss(ArchGates):
-    plugin, provider, arch = "bmoe", "gpt-oss", "gpt-oss"
+THOROUGH = ("glm4moe", "gpt-oss", "qwen3moe")
+"""In every way at each run; the others in a few, and those that people ask for most in every way in the long run."""
+CHARTER = ("qwen2moe", "qwen35moe", "gemma4", "lfm2moe", "deepseek4")
 
 
-class TestGlm4Moe(ArchGates):
-    """With a layer for next-token prediction at the file's end, which is neither loaded nor read."""
+def gate_of(arch: str, thorough: bool, ending: str = "") -> tuple[str, type[ArchGates]]:
+    """The gate of a row of the table, as a class of its own."""
+    name = "Test" + re.sub(r"\W", "_", arch.title()) + ending
+    body = {"plugin": "bmoe", "provider": arch, "arch": arch, "thorough": thorough, "__module__": __name__}
+    return name, type(name, (ArchGates,), body)
 
-    plugin, provider, arch = "bmoe", "glm4moe", "glm4moe"
+
+globals().update(gate_of(row.name, row.name in THOROUGH) for row in load_registry().archs)
+globals().update(
+    (name, pytest.mark.slow(gate)) for name, gate in (gate_of(arch, True, "InEveryWay") for arch in CHARTER)
+)
 
 
 # ---- the gate can fail

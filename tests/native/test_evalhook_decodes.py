@@ -13,7 +13,7 @@ from bmoe.layout import read_model
 from bmoe.native.evalhook import CSeam, PythonSeam, Seam, make_seam
 from bmoe.native.model import Context, ContextOptions, Model
 from bmoe.synth import write_model
-from bmoe_plugins.archs.qwen3moe import bmoe_archs
+from bmoe_plugins.archs.table import bmoe_archs
 
 from .nodes import COMPILED, SEAMS
 

@@ -24,8 +24,7 @@ from bmoe.layout import read_model
 from bmoe.native import carve, memory, mtp
 from bmoe.native.model import ContextOptions
 from bmoe.testing.models import TinyModels
-from bmoe_plugins.archs.glm4moe import bmoe_archs
-from bmoe_plugins.archs.qwen3moe import bmoe_archs as qwen_archs
+from bmoe_plugins.archs.table import bmoe_archs
 
 from .glm4moe import Formula, chain, rewrite
 
@@ -35,7 +34,7 @@ NEAR = 1e-3
 
 
 def facts_of(path: Path) -> ModelFacts:
-    return read_model(path, {row.name: row for row in (*bmoe_archs(), *qwen_archs())})
+    return read_model(path, {row.name: row for row in bmoe_archs()})
 
 
 @pytest.fixture(name="models", scope="module")

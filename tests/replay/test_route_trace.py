@@ -26,8 +26,7 @@ from bmoe.replay.route_trace import HIT, LayerBytes, Routed, RouteTrace, TraceEr
 from bmoe.replay.usage import layer_use
 from bmoe.routes import record_routes
 from bmoe.testing.models import TinyModels
-from bmoe_plugins.archs.glm4moe import bmoe_archs as glm_archs
-from bmoe_plugins.archs.qwen3moe import bmoe_archs as qwen_archs
+from bmoe_plugins.archs.table import bmoe_archs
 from bmoe_plugins.caches.lru import Lru
 
 # From BigMoeOnEdge, Apache-2.0; the file's second line says what was left out.
@@ -217,7 +216,7 @@ def test_use_of_a_published_trace_is_what_a_plain_count_gives() -> None:
 
 def routed_plainly(path: Path) -> list[tuple[int, int, int, int]]:
     """(step, layer, slot, expert) of a model in memory, seen by an eval hook that reads nothing."""
-    facts = read_model(path, {row.name: row for row in (*glm_archs(), *qwen_archs())})
+    facts = read_model(path, {row.name: row for row in bmoe_archs()})
     seen: list[tuple[int, int, int, int]] = []
     seam, step = PythonSeam(facts.banks), 0
 
@@ -277,7 +276,7 @@ def test_without_streaming_there_is_nothing_to_record(models: TinyModels) -> Non
 
 
 def test_a_trace_of_a_model_describes_its_trunk(models: TinyModels) -> None:
-    facts = read_model(models.path("tiny-glm4moe"), {row.name: row for row in glm_archs()})
+    facts = read_model(models.path("tiny-glm4moe"), {row.name: row for row in bmoe_archs()})
     trace = trace_of(facts, [])
 
     assert (trace.n_layer, trace.n_expert, trace.n_used, sorted(trace.layers)) == (4, 8, 2, [0, 1, 2, 3])

@@ -2,11 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-PROMPT ?= The expert that is needed next
-TOKENS ?= 48
-# Twice the profile's cache, so that hits, misses and evictions all show.
-DEMO_MODEL ?= build/demo/qwen3moe-128mb.gguf
-DEMO_SYNTH ?= --like tiny-qwen3moe --layers 64 --quant Q8_0
+PROMPT ?= Once upon a time
+TOKENS ?= 96
 
 BIN := $(VENV)/bin
 # setuptools warns of every editable install, at length.
@@ -18,8 +15,8 @@ PACKAGED := pyproject.toml $(wildcard core/native/_seam.c)
 .DELETE_ON_ERROR:
 .PHONY: demo test test-slow lint typecheck format clean help
 
-demo: $(VENV)/.installed $(DEMO_MODEL) ## make a small model and generate from a prompt through the streaming engine
-	$(BIN)/bmoe --profile demo --model $(DEMO_MODEL) -p "$(PROMPT)" -n $(TOKENS)
+demo: $(VENV)/.installed ## generate from a prompt with the reference model, through the streaming engine
+	$(BIN)/bmoe --profile demo -p "$(PROMPT)" -n $(TOKENS)
 
 test: $(VENV)/.installed-dev ## run the tests
 	$(BIN)/python -m pytest -m "not slow"
@@ -66,7 +63,3 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the tools of development"
 	@$(PIP) install -e ".[dev]"
 	@touch $@
-
-build/demo/%.gguf: Makefile | $(VENV)/.installed
-	@mkdir -p $(@D)
-	$(BIN)/bmoe synth $@ $(DEMO_SYNTH) --overwrite

@@ -47,11 +47,19 @@ Gating: TypeAlias = Literal["softmax", "sigmoid", "softmax-of-selected", "sqrt-s
 """How a router's logits become the experts' weights."""
 
 Trait: TypeAlias = Literal[
-    "selection_bias", "expert_groups", "shared_experts", "expert_biases", "expert_scales", "dense_lead", "mtp"
+    "selection_bias",
+    "expert_groups",
+    "shared_experts",
+    "expert_biases",
+    "expert_scales",
+    "dense_lead",
+    "mtp",
+    "denoising",
 ]
 """What an architecture's models have: a bias that serves the choice of experts only; groups of experts, of which a few
 are chosen first; experts that every token uses; a bias or a scale per expert; layers without experts; a head for
-next-token prediction. All of it but the routed experts themselves stays resident."""
+next-token prediction; no causal attention, since the model fills in masked tokens. All but the routed experts stays
+resident."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,6 +207,8 @@ class Engine:
             for name, t in dense.items()
             if (structures := found.tensors.get(name))
         ]
+        if self.plan.overlap == "projection" and self.stream is not None:
+            self.stream.weights = [[found.tensors[p.tensor][0] for p in bank.projections] for bank in facts.banks]
         placement = self.hot.dense.place(bound)
         for name, address in placement.moved.items():
             for structure in found.tensors[name]:

@@ -125,6 +125,7 @@ def _traits(headers: Sequence[Header], facts: ModelFacts) -> Iterator[Trait]:
         "expert_scales": any(suffix.endswith("exps.scale") for suffix in in_routed),
         "dense_lead": len(routed) < trunk,
         "mtp": facts.n_nextn > 0,
+        "denoising": headers[0].values.get(f"{facts.arch}.attention.causal") is False,
     }
     return (trait for trait, shown in found.items() if shown)
 

@@ -125,6 +125,8 @@ class _Layout:
         count, width = self._value("attention.head_count")[1], self._number("embedding_length")
         each = width // count if isinstance(count, int) and count > 0 else 0
         lengths = [self._value(f"attention.{side}_length")[1] or each for side in ("key", "value")]
+        if self._value("attention.key_length_mla")[1] is not None:
+            lengths[1] = 0  # latent attention keeps keys and values in one
         known = [n for n in (*per_layer, *lengths) if isinstance(n, int) and n >= 0]
         if len(known) < len(per_layer) + 2:
             return 0

@@ -165,6 +165,9 @@ class _Planner(Chooser):
             self.problem("model.path", f": architecture {toml_value(facts.arch)} has no row; {remedy}")
         self._settings()
         chosen = self.choices(facts.arch)
+        if row is not None and "denoising" in row.has:
+            reason = "fills in masked tokens: what bmoe generates, token after token, says little"
+            self.notices.append(f"architecture {row.name} {reason}")
         if model.ctx > facts.n_ctx_train > 0:
             self.notices.append(f"model.ctx is {model.ctx}, but the model was trained for {facts.n_ctx_train}")
         need, free = kv_bytes(profile, facts), machine.available_bytes
@@ -267,8 +270,8 @@ def _not_yet(value: object, remedy: str) -> str:
 
 def _undriven(profile: Profile) -> Iterator[tuple[str, object, str]]:
     out = "leave it out"
-    if profile.stream.overlap in ("projection", "expert"):
-        yield "stream.overlap", profile.stream.overlap, 'set "auto" or "off"'
+    if profile.stream.overlap == "expert":
+        yield "stream.overlap", profile.stream.overlap, 'set "auto", "projection" or "off"'
     if profile.cache.heat is not None:
         yield "cache.heat", profile.cache.heat, out
     if profile.fetch.roots:

@@ -42,6 +42,17 @@ def test_flash_bound_gives_time_bandwidth_and_bytes(model):
 
 
 @pytest.mark.slow
+def test_overlap_gives_a_gain_with_the_cache_off_and_at_half(model):
+    done = run("overlap.py", "--quick", "--json", "--model", model, "--pairs", "2", "--tokens", "4")
+    assert done.returncode == 0, done.stderr
+    off, half = json.loads(done.stdout)["cells"]
+    assert 0 == off["budget_mb"] < half["budget_mb"]
+    for cell in (off, half):
+        assert cell["gain"]["low"] <= cell["gain"]["ratio"] <= cell["gain"]["high"]
+        assert cell["bound_ratio"][1] > 0
+
+
+@pytest.mark.slow
 def test_another_engine_is_run_in_turn_and_its_figures_are_read(model, tmp_path):
     script = tmp_path / "other.py"
     script.write_text(

@@ -199,7 +199,7 @@ def test_experts_differ(models: TinyModels) -> None:
     assert len(seen) == 4 * 3 * 8
 
 
-@pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.parametrize("quant", BLOCK)
 def test_blocks_have_the_deviation_that_was_asked_for(quant: str) -> None:
     raw = random_rows(quant, 512, 200, 0.02, np.random.default_rng(1))
     weights = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[quant]) if quant != "F32" else raw.view("<f4")

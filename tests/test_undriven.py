@@ -11,7 +11,6 @@ from bmoe.profile import bundled_profiles, load_profile
 @pytest.mark.parametrize(
     ("override", "path"),
     [
-        ("stream.overlap=projection", "stream.overlap"),
         ("stream.overlap=expert", "stream.overlap"),
         ("cache.heat=h.json", "cache.heat"),
         ('fetch.roots=["/a"]', "fetch.roots"),

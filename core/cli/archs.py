@@ -32,12 +32,18 @@ def main(arguments: Sequence[str]) -> int:
     emit_table(
         ("name", "models", "gating", "beside routed experts", "expert tensors", "from"),
         [
-            (row.name, row.notes or "-", row.gating, _traits(row), _experts(row), catalog.origin("arch", row.name))
+            (row.name, _models(row), row.gating, _traits(row), _experts(row), catalog.origin("arch", row.name))
             for row in rows
         ],
     )
-    emit(f"\n{len(rows)} architectures\n")
+    refused = sum(bool(row.cannot) for row in rows)
+    emit(f"\n{len(rows)} architectures{f', {refused} of them cannot be run' if refused else ''}\n")
     return 0
+
+
+def _models(row: ArchRow) -> str:
+    refused = f"cannot be run: it {row.cannot}" if row.cannot else ""
+    return "; ".join(filter(None, (row.notes, refused))) or "-"
 
 
 def _experts(row: ArchRow) -> str:

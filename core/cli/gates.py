@@ -103,7 +103,8 @@ def _catalog(registry: Registry, plugin: str | None, archs: str | None) -> Catal
 def _in_file(path: str, registry: Registry) -> list[Subject]:
     """The rows of a TOML file, with the gates of bmoe's own rows."""
     rows = str(Path(path).absolute())
-    return [Subject("arch", row.name, "bmoe", _gates_of("arch", registry), rows) for row in read_rows(path)]
+    gates = _gates_of("arch", registry)
+    return [Subject("arch", row.name, "bmoe", gates, rows) for row in read_rows(path) if not row.cannot]
 
 
 def _gates_of(kind: str, registry: Registry) -> tuple[str, ...]:
@@ -133,14 +134,14 @@ def _in_tree(registry: Registry) -> list[Subject]:
     subjects = []
     for row in registry.rows:
         gates = tuple(gate for gate in row.gates if gate in available)
-        names = [arch.name for arch in registry.archs] if row.kind == "arch" else [row.name]
+        names = [arch.name for arch in registry.archs if not arch.cannot] if row.kind == "arch" else [row.name]
         subjects += [Subject(row.kind, name, "bmoe", gates) for name in names]
     return subjects
 
 
 def _installed(catalog: Catalog, registry: Registry, plugin: str) -> list[Subject]:
     """What ``plugin`` provides; its gates are those that bmoe's own plugins of the same kind pass."""
-    names = [("arch", name) for name in catalog.archs]
+    names = [("arch", name) for name, row in catalog.archs.items() if not row.cannot]
     names += [(kind, name) for kind, providers in catalog.providers.items() for name in providers]
     subjects = []
     for kind, name in names:

@@ -16,7 +16,8 @@
 
 /* Mirrored by SeamState in evalhook.py, field by field. */
 typedef struct {
-    uint64_t name_offset, data_offset, ne_offset, nb_offset; /* of struct ggml_tensor */
+    uint64_t name_offset, data_offset, ne_offset, nb_offset, src_offset; /* of struct ggml_tensor */
+    const void *awaited; /* weight whose product is isolated, because what follows it is still being read, or NULL */
     const int32_t *bank_of_layer;                            /* [n_layer], -1 = no routed experts */
     const int32_t *second_of_bank;                           /* [n_bank] the layer's second bank, -1 = none */
     const int64_t *key_base;                                 /* [n_bank] key of expert 0 */
@@ -26,6 +27,7 @@ typedef struct {
     uint32_t *stamp;                                         /* [n_entry] last generation that saw the entry */
     int64_t *log;                                            /* records of count, key, key, ... */
     bool (*route)(int32_t bank, int32_t count, const int64_t *keys, int32_t invalid);
+    bool (*advance)(void); /* the product with the awaited weight was computed */
     int64_t log_length, log_capacity;
     int64_t asks, routings, entered;
     int32_t n_layer;
@@ -56,6 +58,16 @@ EXPORT bool seam_eval(void *tensor, bool ask, void *user) {
     if (s->latch) return false;
     const char *t = tensor;
     s->asks += ask;
+    if (s->awaited) {
+        const void *weight;
+        memcpy(&weight, t + s->src_offset, sizeof weight);
+        if (weight == s->awaited) {
+            if (ask) return true;
+            s->awaited = NULL;
+            s->entered++;
+            return s->advance();
+        }
+    }
     int32_t bank = s->pending;
     if (bank >= 0 && memcmp(t + s->name_offset, " (copy)", 8) == 0) {
         /* a second bank's ids are a cast of the first's, and the cast of a node without a name has this one */

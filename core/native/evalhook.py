@@ -29,7 +29,7 @@ RouteHandler = Callable[[int, list[ExpertKey]], None]
 _PREFIX = b"ffn_moe_topk-"
 _SECOND = b" (copy)"
 """A second bank's ids are a cast of the first's, and the cast of a node without a name has this one."""
-_NAME, _DATA, _NE, _NB = (tensor.offset_of(field) for field in ("name", "data", "ne", "nb"))
+_NAME, _DATA, _NE, _NB, _SRC = (tensor.offset_of(field) for field in ("name", "data", "ne", "nb", "src"))
 _LOG_RECORDS = 1 << 16
 
 
@@ -37,6 +37,11 @@ def _unhandled(bank: int, keys: list[ExpertKey]) -> None:
     raise NativeError("a routing arrived before anything was bound to handle it")
 
 
+def _unasked() -> None:
+    raise NativeError("a product was awaited that nobody handles")
+
+
+_Advance = ctypes.CFUNCTYPE(ctypes.c_bool)
 _Route = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_int64), ctypes.c_int32)
 
 
@@ -44,7 +49,7 @@ class Seam(ABC):
     """What both forms share: the residency flags, the touch log, the latch and the stashed failure.
 
     ``resident`` has one byte per entry, bank after bank (``entry_base[bank] + expert``); the store writes it.
-    ``handler`` is set by the stream. Without banks it isolates nothing and serves to stop a decode.
+    ``handler`` and ``advance`` are set by the stream. Without banks it isolates nothing and serves to stop a decode.
     """
 
     name = ""
@@ -52,6 +57,7 @@ class Seam(ABC):
     def __init__(self, banks: Sequence[BankFacts]) -> None:
         self.banks = banks
         self.handler: RouteHandler = _unhandled
+        self.advance: Callable[[], None] = _unasked
         self.key_base = [expert_key(b.layer, 0, b.bank) for b in banks]
         self.entry_base: list[int] = []
         total = 0
@@ -91,6 +97,14 @@ class Seam(ABC):
         """Set the latch, from any thread: the decode in progress ends at its next node and returns 2."""
         self._latch(True)
 
+    @abstractmethod
+    def isolate(self, weight: int) -> None:
+        """Call ``advance`` once the node that multiplies by this tensor (its address) was computed; 0 = none.
+
+        All nodes of a group are asked about before any of it is computed, so the node is closed off: what it is
+        computed from is needed by then, what comes after it is not.
+        """
+
     @property
     @abstractmethod
     def stopped(self) -> bool:
@@ -122,6 +136,7 @@ class PythonSeam(Seam):
         super().__init__(banks)
         self._stop = False
         self._pending = -1
+        self._awaited = 0
         self._unraisable_before: Any = None
         self._bank_of = {_PREFIX + str(b.layer).encode(): i for i, b in enumerate(banks) if b.bank == 0}
         # objects, not functions: ctypes frees a callback that nothing references
@@ -136,7 +151,7 @@ class PythonSeam(Seam):
 
     def begin(self) -> None:  # noqa: D102 - see Seam
         super().begin()
-        self._pending = -1
+        self._pending, self._awaited = -1, 0
         # A signal handler that raises before a callback's first statement reaches only this hook of Python's, and C
         # goes on with an answer that nobody gave. Signals arrive on the main thread alone.
         if self._unraisable_before is None and threading.current_thread() is threading.main_thread():
@@ -160,6 +175,9 @@ class PythonSeam(Seam):
     def _latch(self, on: bool) -> None:
         self._stop = on
 
+    def isolate(self, weight: int) -> None:  # noqa: D102 - see Seam
+        self._awaited = weight
+
     def _eval(
         self,
         address: int,
@@ -170,6 +188,11 @@ class PythonSeam(Seam):
         _big: int = int.from_bytes(_PREFIX[:8], "big"),
     ) -> bool:
         try:
+            if self._awaited and not self._stop and _u64(address + _SRC).value == self._awaited:
+                if not ask:
+                    self._awaited = 0
+                    self.advance()
+                return True
             head = _u64(address + _NAME).value
             if self._stop or (head != _moe and head != _big and self._pending < 0):
                 return False
@@ -213,6 +236,8 @@ class _SeamState(ctypes.Structure):
         ("data_offset", ctypes.c_uint64),
         ("ne_offset", ctypes.c_uint64),
         ("nb_offset", ctypes.c_uint64),
+        ("src_offset", ctypes.c_uint64),
+        ("awaited", ctypes.c_void_p),
         ("bank_of_layer", ctypes.c_void_p),
         ("second_of_bank", ctypes.c_void_p),
         ("key_base", ctypes.c_void_p),
@@ -222,6 +247,7 @@ class _SeamState(ctypes.Structure):
         ("stamp", ctypes.c_void_p),
         ("log", ctypes.c_void_p),
         ("route", _Route),
+        ("advance", _Advance),
         ("log_length", ctypes.c_int64),
         ("log_capacity", ctypes.c_int64),
         ("asks", ctypes.c_int64),
@@ -259,10 +285,10 @@ class CSeam(Seam):
             "stamp": (ctypes.c_uint32 * len(self.resident))(),
             "log": self._log,
         }
-        self._state = state = _SeamState(_NAME, _DATA, _NE, _NB)
+        self._state = state = _SeamState(_NAME, _DATA, _NE, _NB, _SRC)
         for field, array in self._keep.items():
             setattr(state, field, ctypes.addressof(array))
-        state.route = _Route(self._route)
+        state.route, state.advance = _Route(self._route), _Advance(self._advanced)
         state.log_capacity, state.n_layer, state.pending = len(self._log), n_layer, -1
 
     def install(self, params: Any) -> None:  # noqa: D102 - see Seam
@@ -288,7 +314,7 @@ class CSeam(Seam):
     def begin(self) -> None:  # noqa: D102 - see Seam
         super().begin()
         self._completed = self._state.entered
-        self._state.pending = -1
+        self._state.pending, self._state.awaited = -1, None
 
     def finish(self) -> None:  # noqa: D102 - see Seam
         super().finish()
@@ -302,6 +328,19 @@ class CSeam(Seam):
 
     def _latch(self, on: bool) -> None:
         self._state.latch = int(on)
+
+    def isolate(self, weight: int) -> None:  # noqa: D102 - see Seam
+        self._state.awaited = weight or None
+
+    def _advanced(self) -> bool:
+        try:
+            self.advance()
+            self._completed += 1
+            return True
+        except BaseException as error:  # noqa: BLE001 - nothing may cross C
+            self._completed += 1
+            self.fail(error)
+            return False
 
     def _route(self, bank: int, count: int, keys: Any, invalid: int) -> bool:
         try:

@@ -165,7 +165,9 @@ class Context:
         self.options = options
         params = llama.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = options.ctx, options.ubatch, options.ubatch
-        params.n_outputs_max = min(options.outputs, options.ubatch)
+        # a model that denoises has no KV and outputs every token; with fewer rows than that llama.cpp ends the process
+        denoises = llama.llama_model_is_diffusion(model.handle)
+        params.n_outputs_max = options.ubatch if denoises else min(options.outputs, options.ubatch)
         params.n_threads = params.n_threads_batch = options.threads
         params.flash_attn_type = _FLASH[options.flash_attention]
         params.type_k = params.type_v = _KV_TYPES[options.kv_type]

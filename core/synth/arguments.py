@@ -11,9 +11,9 @@ from pathlib import Path
 from bmoe.errors import ModelError
 from bmoe.synth.blocks import BLOCK
 from bmoe.synth.recipes import SHAPES
-from bmoe.synth.shapes import Shape
+from bmoe.synth.shapes import MIXES, Shape
 
-QUANTS = tuple(BLOCK)
+QUANTS = (*BLOCK, *MIXES)
 _MAX_LAYERS = 1024
 _KINDS = {
     stat.S_IFDIR: "directory",
@@ -62,17 +62,25 @@ def check_shape(like: str | Shape, layers: int | None, seed: int, locality: floa
 def check_quant(quant: str | None, shape: Shape) -> str:
     """The quantisation of the experts of ``shape``. Raises :class:`ArgumentError`."""
     name = (quant or shape.quant).upper()
-    if name not in BLOCK:
-        near = difflib.get_close_matches(name, BLOCK, n=1)
+    if name not in QUANTS:
+        near = difflib.get_close_matches(name, QUANTS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ";"
-        raise ArgumentError("quant", quant, f"cannot be synthesised{hint} ({', '.join(BLOCK)})")
-    block = BLOCK[name][0]
+        raise ArgumentError("quant", quant, f"cannot be synthesised{hint} ({', '.join(QUANTS)})")
+    block = _block(name)
     for width in (shape.n_embd, shape.n_ff_exp):
         if width % block:
-            fitting = ", ".join(q for q, (b, _) in BLOCK.items() if not shape.n_embd % b and not shape.n_ff_exp % b)
-            reason = f"has blocks of {block} weights and {shape.name} rows of {width}; choose of {fitting}"
-            raise ArgumentError("quant", name, reason)
+            reason = f"has blocks of {block} weights and {shape.name} rows of {width}"
+            raise ArgumentError("quant", name, f"{reason}; choose of {', '.join(fitting_quants(shape))}")
     return name
+
+
+def fitting_quants(shape: Shape) -> list[str]:
+    """The quantisations that the experts of ``shape`` can have: their rows are whole blocks."""
+    return [name for name in QUANTS if not shape.n_embd % _block(name) and not shape.n_ff_exp % _block(name)]
+
+
+def _block(quant: str) -> int:
+    return max(BLOCK[kind][0] for kind in MIXES.get(quant, (quant,)))
 
 
 def check_target(out: str | os.PathLike[str], overwrite: bool) -> Path:

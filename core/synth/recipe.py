@@ -148,7 +148,8 @@ def _gated(n_in: int, width: int, gate: bool) -> tuple[tuple[str, int, int], ...
 class Recipe(Tensors):
     """Collects a model; a function per architecture fills it from ``shape``.
 
-    ``keys`` are metadata below the architecture's name; those that most loaders read are there from the start.
+    ``keys`` are metadata below the architecture's name, but for the tokenizer's, which have their own; those that most
+    loaders read are there from the start.
     """
 
     def __init__(self, shape: Shape, quant: str) -> None:
@@ -182,7 +183,8 @@ class Recipe(Tensors):
 
     def metadata(self) -> dict[str, Any]:
         """The metadata with their full names; a truth value stays one."""
-        return {f"{self.shape.arch}.{key}": value for key, value in self.keys.items()}
+        arch = self.shape.arch
+        return {key if key.startswith("tokenizer.") else f"{arch}.{key}": v for key, v in self.keys.items()}
 
 
 Maker: TypeAlias = Callable[[Recipe], None]

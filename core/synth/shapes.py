@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MIXES = {"Q4_K_M": ("Q4_K", "Q6_K")}
+"""Quantisation → the two types that it mixes; the second is that of the down projection in some layers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -48,10 +51,9 @@ class Shape:
         return self.n_layer + self.n_nextn
 
     def quant_of(self, projection: str, layer: int, asked: str) -> str:
-        """The type of a layer's experts where the model's is ``asked``: "Q4_K_M" mixes two, as llama.cpp does."""
-        if asked != "Q4_K_M":
-            return asked
-        return "Q6_K" if projection == "down" and layer % 2 else "Q4_K"
+        """The type of a layer's experts where the model's is ``asked``, one of :data:`MIXES` or a type itself."""
+        usual, finer = MIXES.get(asked, (asked, asked))
+        return finer if projection == "down" and layer % 2 else usual
 
 
 # Dimensions of real models; those of the tiny ones are with their recipes.

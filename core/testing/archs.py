@@ -23,8 +23,8 @@ from bmoe.native.io import aio_missing
 from bmoe.pages import region_bytes
 from bmoe.plan import Plan
 from bmoe.resolve import resolve
-from bmoe.synth import QUANTS, SHAPES, Shape
-from bmoe.synth.blocks import BLOCK
+from bmoe.synth import SHAPES, Shape
+from bmoe.synth.arguments import fitting_quants
 from bmoe.testing.identity import Generation, RecordingEngine, References, difference
 from bmoe.testing.load import IN_TREE
 from bmoe.testing.models import TinyModels
@@ -47,9 +47,12 @@ class Cell:
     direct: bool = True
     seam: str = "auto"
     threads: int = 1
+    overlap: str = "off"
 
     def __str__(self) -> str:
-        return "-".join((self.budget, self.fetcher, "direct" if self.direct else "buffered", self.seam))
+        kind = "direct" if self.direct else "buffered"
+        overlap = () if self.overlap == "off" else (self.overlap,)
+        return "-".join((self.budget, self.fetcher, kind, self.seam, *overlap))
 
 
 EVERY_CELL = tuple(Cell(*parts) for parts in itertools.product(BUDGETS, FETCHERS, (True, False), SEAMS))
@@ -136,6 +139,13 @@ class ArchGates:
             return [Cell(budget, threads=2) for budget in budgets]
         if test == "test_identity_of_every_quantisation":
             return [Cell(budget, "aio" if not aio_missing() else "pread-2") for budget in budgets]
+        if test == "test_identity_with_overlap":
+            seams = SEAMS if self.thorough else ("c",)
+            readers = ("aio", "pread-1", "pread-2") if self.thorough else ("aio",)
+            parts = itertools.product(BUDGETS if self.thorough else ("off", "half"), readers, seams)
+            return [Cell(*part, overlap="projection") for part in ((b, r, True, s) for b, r, s in parts)]
+        if test == "test_a_read_that_fails_late_leaves_nothing_valid":
+            return [Cell("off", overlap="projection"), Cell("half", seam="python", overlap="projection")]
         if self.thorough:
             return [Cell(budget, seam=seam) for budget in ("off", "layer", "half") for seam in SEAMS]
         return [Cell("off", seam="python"), Cell("half", seam="c")]
@@ -158,9 +168,7 @@ class ArchGates:
             return [None]
         tiny = self.tiny()
         shape = SHAPES.get(tiny) if isinstance(tiny, str) else tiny
-        if shape is None:
-            return [None]
-        return [q for q in QUANTS if not shape.n_embd % BLOCK[q][0] and not shape.n_ff_exp % BLOCK[q][0]]
+        return [None] if shape is None else fitting_quants(shape)
 
     def model(self, bench: Bench, quant: str | None = None) -> Path:
         """A model of this architecture; of its own quantisation if none is named."""
@@ -174,6 +182,7 @@ class ArchGates:
         plugin, _, lanes = cell.fetcher.partition("-")
         return {
             "model": {"path": str(path), "threads": cell.threads, "ctx": 128, "ubatch": UBATCH},
+            "stream": {"overlap": cell.overlap},
             "cache": {"policy": "lru", "budget_mb": 0},
             "fetch": {"plugin": plugin, "lanes": int(lanes or 1), "direct": cell.direct},
             "plugins": {"enable": [] if self.plugin == IN_TREE else [self.plugin], "archs": list(self.rows)},
@@ -248,6 +257,10 @@ class ArchGates:
         """Likewise where llama.cpp computes in parallel."""
         self.check(bench, cell)
 
+    def test_identity_with_overlap(self, bench: Bench, cell: Cell) -> None:
+        """Likewise where a projection is computed while those after it are still being read."""
+        self.check(bench, cell)
+
     def test_identity_of_every_quantisation(self, bench: Bench, quant: str | None, cell: Cell) -> None:
         """Likewise with experts of any type: strides that are no multiple of a page among them."""
         self.check(bench, cell, quant)
@@ -255,12 +268,23 @@ class ArchGates:
     @pytest.mark.parametrize("batch", [1, 3, 9])
     def test_a_failed_read_leaves_nothing_valid(self, bench: Bench, batch: int, cell: Cell) -> None:
         """An entry whose read failed is not used afterwards, and the session generates again as if new."""
+        self.fail(bench, batch, 0, cell)
+
+    @pytest.mark.parametrize(("batch", "stage"), [(1, 1), (6, -1)])
+    def test_a_read_that_fails_late_leaves_nothing_valid(
+        self, bench: Bench, batch: int, stage: int, cell: Cell
+    ) -> None:
+        """Likewise if the projections before it were there and one of them was computed."""
+        self.fail(bench, batch, stage, cell)
+
+    def fail(self, bench: Bench, batch: int, stage: int, cell: Cell) -> None:
+        """Let the reads of a stage of the n-th batch fail in a generation, then generate twice more and compare."""
         path = self.model(bench)
         with self.open(path, cell) as (engine, watch):
             prompts = make_prompts(engine.facts)
             references = bench.references.of(self.table(path, cell), prompts)
             with engine.conversation() as conversation:
-                watch.fetcher.fail_in = batch
+                watch.fetcher.fail_in, watch.fetcher.fail_stage = batch, stage
                 with pytest.raises(ReadError, match="the gate wanted it"):
                     engine.generate(conversation, prompts[2])
                 for index in (2, 0):
@@ -313,6 +337,7 @@ def prove(engine: RecordingEngine, watch: Watch, cell: Cell) -> None:
     least, most = watch.fetcher.bounds()
     assert least <= watch.fetcher.nbytes <= most, "the bytes that arrived are not those of the entries that missed"
     assert engine.stream.counters.read_bytes == watch.fetcher.nbytes
+    assert (engine.stream.counters.overlapped > 0) == (cell.overlap != "off"), "reads did not overlap as they were to"
     if cell.budget == "off":
         assert counters.hits == 0
         assert watch.policy is None

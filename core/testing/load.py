@@ -16,16 +16,17 @@ IN_TREE = "bmoe"
 def load_provider(kind: str, plugin: str, name: str) -> Provider[Any]:
     """The provider ``name`` of ``kind`` from the installed plugin ``plugin``, or from the tree if that is ``"bmoe"``.
 
-    Nothing else is loaded. Raises :class:`PluginError` if it is not there.
+    Nothing else is loaded but bmoe's rows, which a plugin may replace. Raises :class:`PluginError` if it is not there.
     """
+    registry = load_registry()
     if plugin == IN_TREE:
-        registry = load_registry()
         row = registry.find(kind, name)
         if row is None:
             raise PluginError(f"registry.toml has no {kind} {name!r}; known: {', '.join(registry.names(kind))}")
         providers = load_all(Registry(rows=(row,))).providers
     else:
-        providers = load_all(Registry(), [plugin]).providers
+        archs = tuple(row for row in registry.rows if row.kind == "arch")
+        providers = load_all(Registry(rows=archs), [plugin]).providers
     try:
         return providers[kind][name]
     except KeyError:

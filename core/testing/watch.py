@@ -38,7 +38,8 @@ class WatchedFetcher:
     """Poisons the destination of every read before the fetcher under test sees it, and checks that it is an expert's.
 
     ``read`` counts the entries that were read, ``nbytes`` what arrived. With ``fail_in`` n, the n-th batch from now
-    raises ReadError without being read.
+    raises ReadError: when it is submitted, without being read, or when ``fail_stage`` (negative: from the last) is
+    waited for.
     """
 
     def __init__(self, inner: Fetcher, facts: ModelFacts) -> None:
@@ -47,8 +48,9 @@ class WatchedFetcher:
         self._ends = [shard.nbytes for shard in facts.shards]
         self._projections = {expert_key(b.layer, 0, b.bank) >> 16: len(b.projections) for b in facts.banks}
         self.read: Counter[ExpertKey] = Counter()
-        self.batches = self.nbytes = 0
-        self.fail_in = 0
+        self.batches = self.nbytes = self._arrived = 0
+        self.fail_in = self.fail_stage = 0
+        self._failing: list[Read] | None = None
 
     @property
     def direct(self) -> bool:
@@ -76,22 +78,34 @@ class WatchedFetcher:
         for key, count in found.items():
             assert count == self._projections[key >> 16], f"{count} projections of entry {key:#x} are read"
         self.fail_in -= 1
-        if self.fail_in == 0:
-            for row in rows:
-                _, start, size = self._entries[row]  # a real read would not destroy what a neighbour holds
-                memory.fill(start, POISON, size)
-            raise ReadError("a read failed because the gate wanted it to")
+        self._failing = rows if self.fail_in == 0 else None
+        if self._failing and self.fail_stage == 0:
+            self._fail()
         for row in rows:
             memory.fill(row.address, POISON, row.length)
         self.batches += 1
+        self._arrived = 0
         self.read.update(found.keys())
         return self._inner.submit(reads)
 
     def wait(self, ticket: Ticket, upto: int, /) -> int:
-        """Pass on; the engine waits for a whole batch once."""
+        """Pass on; a batch is waited for in one or several steps, and each says what has arrived so far."""
+        if self._failing:
+            last = self._failing[-1].stage
+            if upto >= self.fail_stage % (last + 1):
+                self._inner.wait(ticket, last)
+                self._fail()
         arrived = self._inner.wait(ticket, upto)
-        self.nbytes += arrived
+        self.nbytes += arrived - self._arrived
+        self._arrived = arrived
         return arrived
+
+    def _fail(self) -> None:
+        for row in self._failing or ():
+            _, start, size = self._entries[row]  # a real read would not destroy what a neighbour holds
+            memory.fill(start, POISON, size)
+        self._failing = None
+        raise ReadError("a read failed because the gate wanted it to")
 
     def bounds(self) -> tuple[int, int]:
         """The least and the most bytes that the entries read so far can have taken."""

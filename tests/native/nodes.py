@@ -24,8 +24,13 @@ def banks_of(sizes: Sequence[tuple[int, int]]) -> list[BankFacts]:
 class Node:
     """A real ``ggml_tensor`` in memory: a view of ids inside a wider, possibly strided matrix."""
 
-    def __init__(self, name: bytes, ids: Sequence[Sequence[int]], step: int = 1, margin: int = 0) -> None:
-        """``step``: int32s from slot to slot. ``margin``: int32s of another expert between the rows."""
+    def __init__(
+        self, name: bytes, ids: Sequence[Sequence[int]], step: int = 1, margin: int = 0, weight: int = 0
+    ) -> None:
+        """``step``: int32s from slot to slot. ``margin``: int32s of another expert between the rows.
+
+        ``weight`` is the address of the tensor that it multiplies by.
+        """
         slots, tokens = len(ids[0]), len(ids)
         row = (slots - 1) * step + 1 + margin
         self._data = (ctypes.c_int32 * (row * tokens))(*[-77] * (row * tokens))
@@ -35,6 +40,7 @@ class Node:
         self._tensor = tensor.GgmlTensor(type=tensor.TYPE_I32, name=name, data=ctypes.addressof(self._data))
         self._tensor.ne[:] = [slots, tokens, 1, 1]
         self._tensor.nb[:] = [4 * step, 4 * row, 4 * row * tokens, 4 * row * tokens]
+        self._tensor.src[0] = weight
         self.address = ctypes.addressof(self._tensor)
 
 
@@ -56,6 +62,9 @@ class Driven:
 
     def computed(self, node: Node) -> bool:
         return bool(self._params.cb_eval(node.address, False, self._params.cb_eval_user_data))
+
+    def asked_and_computed(self, node: Node) -> bool:
+        return self.ask(node) and self.computed(node)
 
     @property
     def aborts(self) -> bool:

@@ -33,6 +33,7 @@ from bmoe.synth.recipes import (
     mimo,
     minimax,
     mistral,
+    nomic,
     olmo,
     openai,
     phi,
@@ -74,6 +75,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         deepseek,
         kimi,
         mistral,
+        nomic,
         bailing3,
         dots3,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bmoe.synth import latent
 from bmoe.synth.latent import INDEX_DIM, INDEX_HEADS, RANK_QUERY, STREAMS, Latent
 from bmoe.synth.recipe import Layer, Recipe, TensorPlan, architecture
@@ -59,25 +61,53 @@ _RANK_OUTPUT = 16
 
 def deepseek4(m: Recipe) -> None:
     """DeepSeek-V4: a token's id gives the experts of the first layers; a compressed history; four residual streams."""
-    m.keys |= latent.stream_keys() | latent.indexer_keys(top_k=4)
-    m.keys |= {"attention.head_count_kv": 1, "rope.dimension_count": 16, "attention.q_lora_rank": RANK_QUERY}
-    m.keys |= {"attention.output_group_count": 2, "attention.output_lora_rank": _RANK_OUTPUT}
-    m.keys |= {"attention.compress_ratios": _RATIOS, "attention.compress_rope_freq_base": 160000.0}
-    m.keys |= {"expert_gating_func": 4, "expert_weights_norm": True, "expert_weights_scale": 1.5}
-    m.keys |= {"hash_layer_count": _N_HASHED, "swiglu_clamp_exp": [10.0] * m.shape.n_layer}
+    _deepseek4_keys(m, _RATIOS)
+    m.keys |= latent.indexer_keys(top_k=4)
+    m.keys |= {"attention.compress_rope_freq_base": 160000.0, "hash_layer_count": _N_HASHED}
     m.embedding()
     for layer in m.layers():
-        layer.norm("attn_norm")
-        latent.streams(layer)
-        _compressed_attention(layer, _RATIOS[layer.number])
-        latent.feed_forward(layer, selection_bias=layer.number >= _N_HASHED)
+        _deepseek4(layer, _RATIOS[layer.number], hashed=layer.number < _N_HASHED)
         if layer.number < _N_HASHED:
             table = f"blk.{layer.number}.ffn_gate_tid2eid.weight"
             m.plans.append(TensorPlan(table, (m.shape.n_used, m.shape.n_vocab), "I32", "ids", m.shape.n_expert))
+    _join_streams(m)
+    m.output()
+
+
+def dflash(m: Recipe) -> None:
+    """DSpark, which drafts for DeepSeek-V4: layers like the model's, fed from some of these; it has no embeddings."""
+    targets, rank = (1, 2, 3), 16
+    _deepseek4_keys(m, (0,) * m.shape.n_layer)
+    m.keys |= {"target_layers": targets, "block_size": 4}
+    m.matrix("fc", len(targets) * m.shape.n_embd, m.shape.n_embd)
+    m.norm("enc.output_norm")
+    for layer in m.layers():
+        _deepseek4(layer, 0, hashed=False)
+    _join_streams(m)
+    m.norm("output_norm")
+    for name in ("markov_w1", "markov_w2"):
+        m.matrix(name, rank, m.shape.n_vocab)
+
+
+def _deepseek4_keys(m: Recipe, ratios: Sequence[int]) -> None:
+    m.keys |= latent.stream_keys()
+    m.keys |= {"attention.head_count_kv": 1, "rope.dimension_count": 16, "attention.q_lora_rank": RANK_QUERY}
+    m.keys |= {"attention.output_group_count": 2, "attention.output_lora_rank": _RANK_OUTPUT}
+    m.keys |= {"attention.compress_ratios": ratios, "swiglu_clamp_exp": [10.0] * m.shape.n_layer}
+    m.keys |= {"expert_gating_func": 4, "expert_weights_norm": True, "expert_weights_scale": 1.5}
+
+
+def _deepseek4(layer: Layer, ratio: int, *, hashed: bool) -> None:
+    layer.norm("attn_norm")
+    latent.streams(layer)
+    _compressed_attention(layer, ratio)
+    latent.feed_forward(layer, selection_bias=not hashed)
+
+
+def _join_streams(m: Recipe) -> None:
     m.tensor("output_hc_fn.weight", (STREAMS * m.shape.n_embd, STREAMS), quant="F32")
     m.tensor("output_hc_base.weight", (STREAMS,), "bias")
     m.tensor("output_hc_scale.weight", (1,), "norm")
-    m.output()
 
 
 def _compressed_attention(layer: Layer, ratio: int) -> None:
@@ -113,4 +143,5 @@ ARCHITECTURES = (
     architecture("deepseek2", deepseek2, n_dense=1, n_shared=1, n_nextn=1),
     architecture("deepseek32", deepseek32, n_dense=1, n_shared=1, n_nextn=1),
     architecture("deepseek4", deepseek4, head_dim=64, n_shared=1, window=16),
+    architecture("dflash", dflash, n_layer=2, head_dim=64, n_shared=1, window=16),
 )

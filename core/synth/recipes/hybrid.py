@@ -7,6 +7,7 @@ layer for recurrent if it has no key-value heads.
 from __future__ import annotations
 
 from bmoe.synth.recipe import Layer, Recipe, architecture
+from bmoe.synth.shapes import Shape
 
 _STATE, _KERNEL, _GROUPS = 16, 4, 2
 
@@ -33,13 +34,18 @@ def jamba(m: Recipe) -> None:
 
 
 def nemotron_h_moe(m: Recipe) -> None:
-    """Nemotron 3 Nano, Super: a layer is Mamba 2, attention or experts; these have no gate and a narrower input."""
+    """Nemotron 3 Nano, Super, Puzzle: a layer is Mamba 2, attention or experts, without a gate and of a narrower input.
+
+    As in Puzzle, later layers have narrower experts and use more of them.
+    """
     shape, heads, latent, kinds = m.shape, 8, 32, "ME*E"
     trunk = [kinds[n % len(kinds)] for n in range(shape.n_layer)]
     kinds_of = trunk + ["*E"] * shape.n_nextn  # the head for next-token prediction has attention and experts
     _mamba_keys(m, heads, _GROUPS)
     m.keys |= {"attention.head_count_kv": [shape.n_head_kv * ("*" in kind) for kind in kinds_of]}
-    m.keys |= {"feed_forward_length": [shape.n_ff_exp * ("E" in kind) for kind in kinds_of]}
+    widths = [_width(shape, n) * ("E" in kind) for n, kind in enumerate(kinds_of)]
+    m.keys |= {"feed_forward_length": widths, "expert_feed_forward_length": widths}
+    m.keys |= {"expert_used_count": [(shape.n_used + n // 3) * ("E" in kind) for n, kind in enumerate(kinds_of)]}
     m.keys |= {"expert_shared_feed_forward_length": shape.n_ff_exp, "moe_latent_size": latent}
     m.keys |= {"attention.layer_norm_epsilon": 1e-5, "expert_weights_norm": True, "expert_weights_scale": 2.5}
     m.output()
@@ -104,10 +110,14 @@ def lfm2moe(m: Recipe) -> None:
             layer.experts()
 
 
+def _width(shape: Shape, layer: int) -> int:
+    return shape.n_ff_exp - 32 * (layer // 3)
+
+
 def _latent_experts(layer: Layer, latent: int) -> None:
     layer.router(selection_bias=True)
     layer.matrix("ffn_latent_down", layer.shape.n_embd, latent)
-    layer.experts(gate=False, n_in=latent)
+    layer.experts(gate=False, n_in=latent, width=_width(layer.shape, layer.number))
     layer.matrix("ffn_latent_up", latent, layer.shape.n_embd)
     layer.shared(gate=False)
 

@@ -57,6 +57,7 @@ def llama4(m: Recipe) -> None:
 
 ARCHITECTURES = (
     architecture("llama", llama, n_ff=0),
+    architecture("llama-embed", llama, n_ff=0),
     architecture("mistral3", mistral3, n_ff=0),
     architecture("minicpm", minicpm, n_ff=0),
     # the window's layers turn, the others have no positions; llama.cpp sets the window itself

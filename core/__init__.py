@@ -52,7 +52,7 @@ from bmoe.contracts import (
     expert_key,
     key_parts,
 )
-from bmoe.errors import BmoeError, ModelError, NativeError, PluginError, ProfileError, ReadError
+from bmoe.errors import BmoeError, LogitsError, ModelError, NativeError, PluginError, ProfileError, ReadError
 from bmoe.hookspecs import hookimpl
 from bmoe.profile import Profile, load_profile
 
@@ -74,6 +74,7 @@ __all__ = [
     "Fetcher",
     "Importance",
     "KeyParts",
+    "LogitsError",
     "LossOffer",
     "ModelError",
     "ModelFacts",

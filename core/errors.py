@@ -35,6 +35,10 @@ class ModelError(BmoeError):
     """A model file cannot be used: missing, not a gguf, damaged, without experts, of an unknown architecture."""
 
 
+class LogitsError(ModelError):
+    """What the model computed is not a number; the engine generates again afterwards."""
+
+
 class NativeError(BmoeError):
     """llama.cpp or the system below it refused: a decode failed, memory was not granted, a structure differs."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bmoe.errors import ModelError
+from bmoe.errors import LogitsError
 from bmoe.native import lib
 from bmoe.native.model import Context
 
@@ -55,12 +55,12 @@ class Sampler:
     def next(self, context: Context) -> int:
         """The token after the context's last one; ties go to the lowest id.
 
-        Raises ModelError if the logits are not numbers: whatever is chosen of them, the text goes round in circles.
+        Raises LogitsError if the logits are not numbers: whatever is chosen of them, the text goes round in circles.
         """
         logits = context.logits()
         likeliest = int(logits.argmax())
         if np.isnan(logits[likeliest]):  # argmax finds a NaN before any number
-            raise ModelError(
+            raise LogitsError(
                 f"{context.model.path}: the model's output is not a number (NaN): its weights are damaged, or their "
                 "values overflow; download or convert the file again, and try plain llama.cpp on it"
             )

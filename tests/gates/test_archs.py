@@ -181,7 +181,7 @@ def test_an_entry_that_is_valid_before_its_read_arrived_is_found(bench: Bench, m
     monkeypatch.setattr(ExpertStore, "abandon", knows_nothing_of_it)
 
     with pytest.raises(AssertionError, match="logits first differ"):
-        whole().test_a_failed_read_leaves_nothing_valid(bench, "half", 3, "python")
+        whole().test_a_failed_read_leaves_nothing_valid(bench, 3, Cell("half", seam="python"))
 
 
 def test_an_entry_that_stays_valid_when_it_is_evicted_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch):

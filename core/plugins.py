@@ -139,15 +139,23 @@ def gather_plugins(profile: Profile, registry: Registry) -> Catalog:
     return _catalog(loading)
 
 
-def load_all(registry: Registry, enable: Iterable[str] = (), where: str = "plugins.enable") -> Catalog:
+def load_all(
+    registry: Registry, enable: Iterable[str] = (), where: str = "plugins.enable", archs: Iterable[str] = ()
+) -> Catalog:
     """Load everything in-tree and the installed plugins named in ``enable``: for listings and gates.
 
-    ``where`` is what messages call the place that names them, such as an option of the command line.
+    ``where`` is what messages call the place that names them, such as an option of the command line; ``archs`` are
+    TOML files with more rows.
 
     Raises :class:`~bmoe.errors.PluginError` as :func:`load_plugins` does.
     """
     loading = _Loading(registry, _fresh_manager())
     _load(loading, [row.module for row in registry.rows], enable, where)
+    for path in archs:
+        rows, problems = gather_rows(path)
+        loading.other_rows += [(path, row) for row in rows]
+        for line in problems:
+            loading.problem(line)
     return _catalog(loading).refuse()
 
 

@@ -84,7 +84,7 @@ TOLD = {
     "bmoe inspect acme.gguf": rf"can be streamed +no: architecture '{MADE_UP}' has experts but no row is known for it",
     "gguf-dump ": r"blk\.0\.ffn_gate_exps\.weight",
     "bmoe inspect --archs ": r"can be streamed +yes\n",
-    "bmoe archs --enable ": rf"\n{MADE_UP} .* acme\n",
+    "bmoe archs --enable ": rf"\n{MADE_UP} .*from acme ",
     "bmoe inspect --enable ": r"can be streamed +yes\n",
 }
 """What the commands that load no model say, each by its beginning."""

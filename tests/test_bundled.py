@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 import bmoe
 from bmoe.bundled import bundled_models, bundled_sets, find_model, find_set
@@ -17,6 +19,12 @@ from bmoe_plugins.archs.table import bmoe_archs
 
 ROWS = {row.name: row for row in bmoe_archs()}
 LIMITS = {"bmoe-ref": 30_000_000, "bmoe-ref-q4": 18_000_000}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_log() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
 
 
 def test_the_files_that_are_promised_are_there_and_small() -> None:

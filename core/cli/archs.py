@@ -21,18 +21,21 @@ def main(arguments: Sequence[str]) -> int:
         "bmoe archs --json",
     )
     parser.add_argument("--enable", action="append", default=[], metavar="NAME", help="load this installed plugin too")
+    parser.add_argument(
+        "--archs", action="append", default=[], metavar="FILE", help="TOML file with more architecture rows"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parsed = parser.parse(arguments)
-    catalog = load_all(load_registry(), parsed.enable, "--enable")
+    catalog = load_all(load_registry(), parsed.enable, "--enable", parsed.archs)
     rows = [catalog.archs[name] for name in sorted(catalog.archs)]
     if parsed.json:
         listed = [{**dataclasses.asdict(row), "origin": catalog.origin("arch", row.name)} for row in rows]
         emit_json({"schema": SCHEMA, "archs": listed}, indent=2)
         return 0
     emit_table(
-        ("name", "models", "gating", "beside routed experts", "expert tensors", "from"),
+        ("name", "models", "gating", "also has", "experts"),
         [
-            (row.name, _models(row), row.gating, _traits(row), _experts(row), catalog.origin("arch", row.name))
+            (row.name, _models(row, catalog.origin("arch", row.name)), row.gating, _traits(row), _experts(row))
             for row in rows
         ],
     )
@@ -41,9 +44,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _models(row: ArchRow) -> str:
+def _models(row: ArchRow, origin: str) -> str:
     refused = f"cannot be run: it {row.cannot}" if row.cannot else ""
-    return "; ".join(filter(None, (row.notes, refused))) or "-"
+    elsewhere = "" if origin.startswith("bmoe_plugins.") else f"from {origin}"
+    return "; ".join(filter(None, (row.notes, refused, elsewhere))) or "-"
 
 
 def _experts(row: ArchRow) -> str:

@@ -11,8 +11,7 @@ from bmoe.cli.arguments import Parser
 from bmoe.cli.output import emit, emit_json, emit_table
 from bmoe.contracts import BankFacts, ModelFacts
 from bmoe.inspection import Inspection, inspect_model
-from bmoe.plugins import load_plugins
-from bmoe.profile import load_profile
+from bmoe.plugins import load_all
 from bmoe.registry import load_registry
 from bmoe.telemetry import SCHEMA
 
@@ -34,8 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parsed = parser.parse(arguments)
-    table = {"plugins": {"enable": parsed.enable, "archs": parsed.archs}}
-    found = inspect_model(find_model(parsed.model), load_plugins(load_profile(table), load_registry()).archs)
+    catalog = load_all(load_registry(), parsed.enable, "--enable", parsed.archs)
+    found = inspect_model(find_model(parsed.model), catalog.archs)
     if parsed.json:
         emit_json(as_json(found), indent=2)
         return 0

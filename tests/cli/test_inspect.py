@@ -105,7 +105,7 @@ def test_a_row_of_a_file_makes_it_streamable(inspect: Any, model: Path, tmp_path
     _, out, _ = inspect(path, "--archs", rows)
 
     assert "yes" == lines(out)["can be streamed"]
-    assert "glm9moe (softmax gating, dense lead)" == lines(out)["architecture"]
+    assert "glm9moe (softmax gating, selection bias, shared experts, dense lead, mtp)" == lines(out)["architecture"]
 
 
 def test_shards_are_counted_and_measured(inspect: Any, model: Path, tmp_path: Path) -> None:
@@ -158,3 +158,12 @@ def test_sixty_gigabytes_are_inspected_and_opened_in_little_memory(tmp_path: Pat
         read = engine.model.report.read_bytes
         assert read is not None
         assert engine.facts.dense_bytes * 0.5 < read < engine.facts.dense_bytes * 1.1
+
+
+def test_what_is_wrong_with_rows_or_a_plugin_is_told_by_its_option(inspect: Any, model: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.toml"
+    rows.write_text('[[arch]]\nname = "x"\ngatng = 1\n')
+    code, _, err = inspect(model, "--archs", rows)
+    assert (2, True) == (code, err.startswith(f"bmoe: {rows}: arch.0.gatng = 1 is not a key of "))
+    code, _, err = inspect(model, "--enable", "nobody")
+    assert (2, True) == (code, err.startswith('bmoe: --enable names "nobody", which is not installed'))

@@ -74,7 +74,7 @@ def test_a_sink_that_cannot_write_is_one_line_and_2(model, tmp_path):
 
 
 def test_no_model_is_a_problem_of_the_profile_and_2():
-    done = bmoe("--profile", "demo", "-p", "Once", "--set", "fetch.plugin=preed")
+    done = bmoe("--profile", "desktop-over-ram", "-p", "Once", "--set", "fetch.plugin=preed")
 
     assert (2, 2) == (done.returncode, done.stderr.count(b"\n"))
     assert b"model.path is missing; give the model with --model FILE" in done.stderr

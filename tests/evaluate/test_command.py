@@ -178,7 +178,7 @@ class TestWrong:
                 '{data}: line 1: has no "question" but the keys text; choice ',
             ),
             (["--profile", "dmeo"], '"dmeo" is neither a file nor a bundled profile; did you mean "demo"?'),
-            (["--profile", "demo"], "demo.toml: model.path is missing; give the model with --model FILE"),
+            (["--profile", "resident"], "resident.toml: model.path is missing; give the model with --model FILE"),
             (["--proflie", "demo"], "unknown option --proflie; did you mean --profile?"),
         ],
         ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",

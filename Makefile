@@ -34,6 +34,7 @@ typecheck: $(VENV)/.installed-dev ## check types
 	ln -sfn ../../plugins $(FARM)/bmoe_plugins
 	$(BIN)/python -m mypy
 	$(BIN)/python -m mypy scripts
+	MYPYPATH=examples/bmoe-acme $(BIN)/python -m mypy examples/bmoe-acme/bmoe_acme
 
 format: $(VENV)/.installed-dev ## rewrite files in the house form
 	$(BIN)/python -m ruff check --fix .

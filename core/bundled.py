@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from importlib.resources import files
@@ -26,6 +27,21 @@ def find_model(path: str) -> str:
 def find_set(path: str) -> str:
     """As :func:`find_model`, for a data set."""
     return _find(path, bundled_sets)
+
+
+def suggest_model(path: str) -> str:
+    """What to do about a model that is not there: the bundled ones, if ``path`` looks like a name."""
+    return _suggest(path, bundled_models(), "check the path or download the model")
+
+
+def suggest_set(path: str) -> str:
+    """As :func:`suggest_model`, for a data set."""
+    return _suggest(path, bundled_sets(), "check the path")
+
+
+def _suggest(path: str, bundled: Mapping[str, Path], remedy: str) -> str:
+    close = difflib.get_close_matches(Path(path).stem, bundled, n=1, cutoff=0.8)
+    return f'{remedy}; did you mean "{close[0]}", which comes with bmoe?' if close else remedy
 
 
 def _find(path: str, bundled: Callable[[], Mapping[str, Path]]) -> str:

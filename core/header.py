@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import NoReturn, TypeAlias
 
+from bmoe.bundled import suggest_model
 from bmoe.errors import ModelError
 
 Scalar: TypeAlias = "int | float | bool | str"
@@ -66,7 +67,8 @@ class TensorEntry:
 class Header:
     """A gguf's metadata and tensor table. ``lengths`` has the element count of every array, also of those not kept.
 
-    ``values`` keeps scalars, strings, and arrays of at most 4096 numbers.
+    ``values`` keeps scalars, texts of at most 1 MiB, and arrays of at most 4096 numbers; of a longer text ``lengths``
+    has the bytes.
     """
 
     path: str
@@ -87,7 +89,7 @@ def read_header(path: str) -> Header:
         with open(path, "rb", buffering=0) as file:
             return _Reader(path, file, info.st_size).header()
     except FileNotFoundError:
-        raise ModelError(f"{path}: no such file; check the path or download the model") from None
+        raise ModelError(f"{path}: no such file; {suggest_model(path)}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelError(f"{path!s}: cannot be read ({reason}); check the path and its permissions") from error
@@ -163,6 +165,9 @@ class _Reader:
         length = self._count(_U64, what)
         if length > limit:
             self._damaged(f"{what} claims {length} bytes (at most {limit} make sense)")
+        return self._take(length, what)
+
+    def _take(self, length: int, what: str) -> str:
         self._hold(_ENTRY + length)
         self._need(length, what)
         raw = self._window[self._at : self._at + length]
@@ -204,13 +209,22 @@ class _Reader:
         what = f"metadata key {key!r}"
         kind = self._count(_U32, what)
         if kind == _STRING:
-            values[key] = self._text(_MAX_TEXT, what)
+            self._long_text(key, what, values, lengths)
         elif kind == _ARRAY:
             lengths[key] = self._array(key, what, values)
         elif form := _SCALARS.get(kind):
             values[key] = self._number(form, what)
         else:
             self._damaged(f"{what} has the unknown type {kind}")
+
+    def _long_text(self, key: str, what: str, values: dict[str, Value], lengths: dict[str, int]) -> None:
+        """Keep a text, but step over one that is longer than any that is needed, such as a whole tokenizer.json."""
+        length = self._count(_U64, what)
+        if length > _MAX_TEXT:
+            self._skip(length, what)
+            lengths[key] = length
+        else:
+            values[key] = self._take(length, what)
 
     def _array(self, key: str, what: str, values: dict[str, Value]) -> int:
         kind, count = self._count(_U32, what), self._count(_U64, what)

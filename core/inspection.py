@@ -17,8 +17,8 @@ from bmoe.shards import read_shards
 _CLASSES = (
     ("routed experts", r"blk\.\d+\.\w+_(?:ch)?exps\.weight"),
     ("experts' biases and scales", r"blk\.\d+\.\w+_(?:ch)?exps\..*"),
-    ("routers", r"blk\.\d+\.(?:ffn_gate_inp\w*|exp_probs_b)\..*"),
     ("shared experts", r"blk\.\d+\.ffn_\w+_shexp\..*"),
+    ("routers", r"blk\.\d+\.(?:ffn_gate_inp|exp_probs_b)\b.*"),
     ("next-token prediction", r"(?:blk\.\d+\.)?nextn\..*"),
     ("norms", r".*norm\w*\.(?:weight|bias)"),
     ("dense feed-forward", r"blk\.\d+\.ffn_.*"),
@@ -89,7 +89,7 @@ def inspect_model(path: str | os.PathLike[str], rows: Mapping[str, ArchRow]) -> 
 
     def number(key: str) -> int | None:
         value = values.get(f"{arch}.{key}")
-        return value if isinstance(value, int) else None
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
     return Inspection(
         path=text,

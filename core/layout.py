@@ -89,7 +89,7 @@ class _Layout:
     def _text(self, key: str) -> str:
         value = self._values.get(key)
         if not isinstance(value, str) or not value.isprintable() or not value:
-            self._fail(f"metadata key {key} is missing or no plain text", "convert the model again")
+            self._fail(f"metadata key {key} is missing or no plain text on one line", "convert the model again")
         return value
 
     def _value(self, key: str) -> tuple[str, Value | None]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from bmoe.bundled import find_model
+from bmoe.bundled import bundled_models
 from bmoe.errors import ProfileError
 from bmoe.origin import Origin, order_of
 from bmoe.problems import Problem, one_line, suggest, toml_value
@@ -352,8 +352,9 @@ def _anchor(data: Table, folder: Path) -> None:
         table = data.get(section)
         value = table.get(key) if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(value, str):
-            bundled = (section, key) == ("model", "path") and find_model(value) != value
-            table[key] = value if bundled and not (folder / value).exists() else _anchored(value, folder)
+            bundled = bundled_models().get(value) if (section, key) == ("model", "path") else None
+            missing = bundled is not None and not (folder / value).exists()
+            table[key] = str(bundled) if missing else _anchored(value, folder)
         elif isinstance(table, dict) and isinstance(value, list):
             table[key] = [_anchored(item, folder) if isinstance(item, str) else item for item in value]
 

@@ -83,9 +83,10 @@ def _check_order(headers: Sequence[Header]) -> None:
     splits = [_split(header) for header in headers]
     for index, (header, split) in enumerate(zip(headers, splits, strict=True)):
         if split.count != len(headers):
-            reason = f"belongs to a model of {split.count} shards, not of {len(headers)}"
+            own = f"a model of {split.count} shards" if split.count > 1 else "a model of one file"
+            reason = f"belongs to {own}, not to one of {len(headers)}"
             raise ModelError(f"{header.path}: {reason}; download it again")
-        if split.tensors != splits[0].tensors:
+        if None not in (split.tensors, splits[0].tensors) and split.tensors != splits[0].tensors:
             reason = f"belongs to a model of {split.tensors} tensors, the first shard to one of {splits[0].tensors}"
             raise ModelError(f"{header.path}: {reason}; all shards have to be of one model, download it again")
         if split.number == index:

@@ -85,7 +85,7 @@ class Stream:
     def settle(self) -> None:
         """After a decode, failed or not: every touch is accounted and the store is within its budget."""
         began = time.perf_counter()
-        with contextlib.suppress(Exception):  # the decode ended before it used them, and said why
+        with contextlib.suppress(Exception):  # the decode was ended before it used them, which is told elsewhere
             self._land()
         self.flush()
         self.store.settle()

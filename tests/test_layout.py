@@ -23,8 +23,8 @@ PACKAGES = {"core": "bmoe", "plugins": "bmoe_plugins"}
 # From the bottom up. A module may import those of lower rows and its own package; those of one row are strangers.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"contracts", "problems"}),
-    frozenset({"bundled", "hookspecs", "header", "log", "machine", "origin", "process", "tables", "values"}),
+    frozenset({"bundled", "contracts", "problems"}),
+    frozenset({"hookspecs", "header", "log", "machine", "origin", "process", "tables", "values"}),
     frozenset({"shards"}),
     frozenset({"layout", "native", "rows", "salvage"}),
     frozenset({"profile"}),

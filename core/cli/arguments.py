@@ -14,6 +14,8 @@ _NUMBERS = {"int": "a whole number", "float": "a number"}
 _WRONG_NUMBER = re.compile(r"argument (-[^/:]*)(?:/[^:]*)?: invalid (int|float) value: (['\"])(.*)\3", re.DOTALL)
 _NO_VALUE = re.compile(r"argument (-[^/:]*)(?:/[^:]*)?: expected one argument")
 
+_MANY = 16
+
 
 class UsageError(BmoeError):
     """The command line itself is wrong; names what to write instead."""
@@ -80,8 +82,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def choose(name: str, known: Iterable[str], what: str) -> str:
-    """``name`` if it is one of ``known``; raises :class:`UsageError` that lists them otherwise."""
+    """``name`` if it is one of ``known``; raises :class:`UsageError` otherwise, which lists them if they are few."""
     names = list(known)
     if name in names:
         return name
-    raise UsageError(f'"{name}" is not a {what}{did_you_mean(name, names)} ({", ".join(names)})')
+    close = did_you_mean(name, names)
+    listed = "" if close and len(names) > _MANY else f" ({', '.join(names)})"
+    raise UsageError(f'"{name}" is not a {what}{close}{listed}')

@@ -71,6 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         found = _in_file(parsed.archs, registry)
     else:
         found = _in_tree(registry)
+    _refuse_what_cannot_run(catalog, parsed.names)
     subjects = _chosen(found, parsed.names)
     if parsed.model is not None:
         subjects = _with_model(subjects, parsed.model, catalog)
@@ -156,6 +157,13 @@ def _gate_classes() -> Iterable[str]:
     import bmoe.testing
 
     return [name for name in bmoe.testing.__all__ if name.endswith("Gates")]
+
+
+def _refuse_what_cannot_run(catalog: Catalog, names: Sequence[str]) -> None:
+    for name in names:
+        row = catalog.archs.get(name.removeprefix("arch:"))
+        if row is not None and row.cannot:
+            raise UsageError(f"arch:{row.name}: cannot be tested, since no model of it can be run: it {row.cannot}")
 
 
 def _chosen(found: list[Subject], names: Sequence[str]) -> list[Subject]:

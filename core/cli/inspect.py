@@ -40,9 +40,10 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     for label, text in describe(found):
         emit(f"{label:21}  {_shown(text)}\n")
-    emit("\n")
     rows = [(c.name, ", ".join(f"{n} {kind}" for kind, n in c.types.items()), _size(c.nbytes)) for c in found.classes]
-    emit_table(("tensors", "types", "size"), rows)
+    if rows:
+        emit("\n")
+        emit_table(("tensors", "types", "size"), rows)
     return 0
 
 

@@ -55,7 +55,9 @@ def emit_json(record: Mapping[str, Any] | Sequence[Any], *, indent: int | None =
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Write a table to stdout: laid out for a terminal, aligned columns elsewhere."""
     if sys.stdout is not None and sys.stdout.isatty():
-        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for index, column in enumerate(columns):
+            table.add_column(column, overflow="fold", no_wrap=index == 0)
         for row in rows:
             table.add_row(*row)
         console = Console(highlight=False, markup=False)
@@ -69,10 +71,11 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def complain(message: str) -> None:
-    """Write ``message`` to stderr, each line with the program's name in front."""
+    """Write ``message`` to stderr, each line with the program's name in front and nothing that a terminal acts on."""
     if sys.stderr is not None:
-        for line in message.splitlines() or [""]:
-            print(f"bmoe: {line}", file=sys.stderr)
+        for line in message.split("\n"):
+            shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+            print(f"bmoe: {shown}", file=sys.stderr)
 
 
 def abandon_stdout() -> None:

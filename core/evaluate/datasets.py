@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bmoe.bundled import suggest_set
 from bmoe.errors import BmoeError
 from bmoe.evaluate.grading import final_number
 
@@ -81,7 +82,7 @@ def read_dataset(path: str | Path, format_: str | None = None, limit: int | None
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
-        raise DatasetError(f"{name}: no such file; check the path") from None
+        raise DatasetError(f"{name}: no such file; {suggest_set(name)}") from None
     except IsADirectoryError:
         raise DatasetError(f"{name}: is a directory; name a file of JSON lines in it") from None
     except OSError as error:

@@ -14,6 +14,9 @@ from bmoe.errors import ModelError, NativeError
 from bmoe.native import lib, tensor
 from bmoe.native.model import Context, ContextOptions, Model
 
+_SECOND = " (copy)"
+"""The node that a second bank's ids come from; see evalhook."""
+
 
 @dataclass(slots=True)
 class Captured:
@@ -58,17 +61,32 @@ def capture(model: Model, wanted: Collection[str], options: ContextOptions) -> C
 
 
 def check_banks(captured: Captured, banks: Collection[BankFacts], path: str) -> None:
-    """Raise ModelError unless every expert tensor is multiplied, by MUL_MAT_ID, with the routing of its layer."""
+    """Raise ModelError unless the graph multiplies by every expert tensor as the architecture row says.
+
+    By MUL_MAT_ID, with the routing of its layer and bank, and in the order of the row: with overlap a product is
+    computed before the reads of those after it have arrived.
+    """
     for bank in banks:
-        for projection in bank.projections:
-            ids = captured.routed_by.get(projection.tensor)
+        names = [projection.tensor for projection in bank.projections]
+        for name in names:
+            ids = captured.routed_by.get(name)
             if ids is None:
                 raise ModelError(
-                    f"{path}: {projection.tensor} is not used by the model's graph; its architecture row is wrong "
+                    f"{path}: {name} is not used by the model's graph; its architecture row is wrong "
                     "(bmoe archs shows it)"
                 )
-            if ids != (f"ffn_moe_topk-{bank.layer}" if bank.bank == 0 else " (copy)"):
-                raise ModelError(
-                    f"{path}: {projection.tensor} is routed by node {ids or 'without a name'}, not by "
-                    f"ffn_moe_topk-{bank.layer}; this layout is not supported yet"
-                )
+            if ids != (expected := f"ffn_moe_topk-{bank.layer}" if bank.bank == 0 else _SECOND):
+                reason = f"{name} is routed by node {ids or 'without a name'}, not by {expected}"
+                if bank.bank and ids == f"ffn_moe_topk-{bank.layer}":
+                    reason = (
+                        f"{name} is in a second bank of its architecture row, and the graph routes it with the first"
+                    )
+                    raise ModelError(f"{path}: {reason}; put it into the row's first bank")
+                raise ModelError(f"{path}: {reason}; this layout is not supported yet")
+        order = [name for name in captured.routed_by if name in names]
+        if order != names:
+            told = ", ".join(name.split(".")[2] for name in order)
+            raise ModelError(
+                f"{path}: the graph multiplies in another order than the architecture row says: {told} (layer "
+                f"{bank.layer}); write experts in this order"
+            )

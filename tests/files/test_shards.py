@@ -128,7 +128,7 @@ def apart(name: str) -> int:
     ("layers", "count", "place", "said"),
     [
         (2, 3, by_turns(3), "belongs to a model of 27 tensors, the first shard to one of 51; all shards have to be of"),
-        (4, 4, by_turns(4), "belongs to a model of 4 shards, not of 3; download it again"),
+        (4, 4, by_turns(4), "belongs to a model of 4 shards, not to one of 3; download it again"),
         (4, 3, apart, "one of the two is a shard of another model, download both again"),
     ],
     ids=["fewer tensors", "more shards", "another order"],

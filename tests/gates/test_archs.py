@@ -146,13 +146,20 @@ def test_direct_reads_that_nobody_asked_for_are_found(bench: Bench):
         gate.check(bench, Cell(direct=False))
 
 
-def test_a_row_in_another_order_streams_the_same_but_is_found(bench: Bench, tmp_path: Path):
-    """The order decides what can overlap, not what is computed; so only the look at the graph can find it."""
+@pytest.mark.parametrize("overlap", ["off", "projection"])
+def test_a_row_in_another_order_is_refused_with_the_order_of_the_graph(bench: Bench, tmp_path: Path, overlap: str):
+    """With overlap a product would be computed before its reads have arrived."""
     gate = with_row('["ffn_up_exps", "ffn_gate_exps", "ffn_down_exps"]', tmp_path)
 
-    gate.check(bench, Cell())
-    with pytest.raises(AssertionError, match="ffn_gate_exps"):
-        gate.test_row_is_what_the_graph_multiplies(bench)
+    with pytest.raises(ModelError, match="says: ffn_gate_exps, ffn_up_exps, ffn_down_exps .layer 0.; write experts"):
+        gate.check(bench, Cell(overlap=overlap))
+
+
+def test_a_bank_that_a_row_splits_is_refused_with_where_it_belongs(bench: Bench, tmp_path: Path):
+    gate = with_row('["ffn_gate_exps"], ["ffn_up_exps", "ffn_down_exps"]', tmp_path)
+
+    with pytest.raises(ModelError, match="the graph routes it with the first; put it into the row's first bank"):
+        gate.check(bench, Cell())
 
 
 def test_a_row_that_misses_a_tensor_is_refused(bench: Bench, tmp_path: Path):

@@ -72,6 +72,8 @@ def test_its_file_is_refused_with_the_reason(models: TinyModels, row: ArchRow) -
 
 
 def test_they_are_listed_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == main(["gates", "dflash"])
+    assert "bmoe: arch:dflash: cannot be tested, since no model of it can be run: it is a " in capsys.readouterr().err
     main(["archs"])
     lines = capsys.readouterr().out.splitlines()
 

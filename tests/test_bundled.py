@@ -119,10 +119,18 @@ def test_it_streams_as_it_runs_in_memory(name: str) -> None:
     assert resident == logits("cache.budget_mb=6") == logits("cache.budget_mb=0")
 
 
-def test_its_data_sets_can_be_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: object) -> None:
+def test_its_data_sets_can_be_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     common = ["--profile", "demo", "--limit", "2", "--set", "model.threads=1"]
     assert 0 == main(["eval", "heldout", *common])
-    assert 0 == main(["eval", "arithmetic", *common, "--prompts", "chat", "-n", "48"])
+    assert 0 == main(["eval", "arithmetic", *common, "--overwrite", "-n", "8"])
+    assert (
+        "notice: every reply is empty; a model that was trained on chats wants --prompts chat"
+        in capsys.readouterr().err
+    )
+    assert 0 == main(["eval", "arithmetic", *common, "--overwrite", "--prompts", "chat", "-n", "48"])
+    assert "every reply is empty" not in capsys.readouterr().err
     replies = [json.loads(line) for path in Path().glob("*.replies.jsonl") for line in path.read_text().splitlines()]
     assert 4 == sum(reply["event"] == "item" for reply in replies)

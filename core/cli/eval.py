@@ -163,6 +163,8 @@ def _remarks(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "lossy: the output may differ from that of the resident model", "bold magenta"
     if summary["windowed"]:
         yield f"notice: {summary['windowed']} longer than the context, scored in windows of it", "yellow"
+    if 0 < summary["empty"] == summary["scored"] and summary["settings"]["prompts"] != "chat":
+        yield "notice: every reply is empty; a model that was trained on chats wants --prompts chat", "yellow"
     if summary["sessions"] > 1:
         yield f"notice: done in {summary['sessions']} sessions, each with an empty cache at first", "yellow"
     if not summary["complete"]:

@@ -147,6 +147,7 @@ class Evaluation:
             "scored": len(scored),
             "skipped": skipped,
             "windowed": sum(reply.get("windows", 1) > 1 for reply in scored),
+            "empty": sum(reply.get("text") == "" for reply in scored),
             "metrics": {name: _finite(metrics.aggregate(scores, name, seed)) for name in names},
             "seed": seed,
             "resamples": bootstrap.RESAMPLES,

@@ -14,7 +14,6 @@ SLOTS=1 or RECYCLE=1 set, and must print ``tok/s X`` and ``hit Y``; a ``seam3.c`
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from models import model_file
+from models import model_file, parser_of
 from pairs import Ratio, interleave, quartiles
 from worker import Worker, random_tokens
 
@@ -169,14 +168,7 @@ def _figure(label: str, text: str) -> float:
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="8 layers and fewer rounds")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--model", help="a gguf to use instead of a made one")
-    parser.add_argument("--folder", help="where made models are kept (default: a temporary folder)")
-    parser.add_argument("--pairs", type=int, help="rounds")
-    parser.add_argument("--tokens", type=int, default=24, help="tokens per run")
-    parser.add_argument("--threads", type=int, default=1, help="compute threads, on a machine that does nothing else")
+    parser = parser_of(__doc__, tokens=24)
     parser.add_argument("--against", type=Path, metavar="SCRIPT", help="another engine to alternate with")
     parser.add_argument("--cell", choices=["off", "cached", "both"], default="both", help="with --against: what to run")
     arguments = parser.parse_args()

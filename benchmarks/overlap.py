@@ -10,12 +10,11 @@ and the compute is a decode with every expert resident.
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
 from flash_bound import bandwidth, facts_of
-from models import model_file
+from models import model_file, parser_of
 from pairs import interleave, quartiles
 from worker import Worker, random_tokens
 
@@ -67,14 +66,7 @@ def measure(model: str, budget_mb: float, pairs: int, tokens: int, threads: int)
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="8 layers and fewer rounds")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--model", help="a gguf to use instead of a made one")
-    parser.add_argument("--folder", help="where made models are kept (default: a temporary folder)")
-    parser.add_argument("--pairs", type=int, help="rounds")
-    parser.add_argument("--tokens", type=int, default=16, help="tokens per run")
-    parser.add_argument("--threads", type=int, default=1, help="compute threads, on a machine that does nothing else")
+    parser = parser_of(__doc__, tokens=16)
     arguments = parser.parse_args()
     model = arguments.model or model_file(8 if arguments.quick else 24, arguments.folder)
     pairs = arguments.pairs or (3 if arguments.quick else 7)

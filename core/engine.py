@@ -23,7 +23,8 @@ from bmoe.plan import Plan
 from bmoe.process import ProcessCounters
 from bmoe.profile import Profile
 from bmoe.resolve import resolve
-from bmoe.store import ExpertStore, SharedSlots, Store
+from bmoe.slots import SharedSlots
+from bmoe.store import ExpertStore, Store
 from bmoe.stream import Stream
 from bmoe.telemetry import FanOut, describe_run
 
@@ -132,6 +133,8 @@ class Engine:
         with self._lock:
             stream = self.stream
             before = _snapshot(stream)
+            if stream is not None:
+                stream.begin(len(tokens))
             with self._turn:
                 self.seam.begin()
                 self._running = context
@@ -207,7 +210,7 @@ class Engine:
             for name, t in dense.items()
             if (structures := found.tensors.get(name))
         ]
-        if self.plan.overlap == "projection" and self.stream is not None:
+        if self.plan.overlap != "off" and self.stream is not None:
             self.stream.weights = [[found.tensors[p.tensor][0] for p in bank.projections] for bank in facts.banks]
         placement = self.hot.dense.place(bound)
         for name, address in placement.moved.items():

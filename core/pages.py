@@ -68,3 +68,20 @@ class BankPages:
     def reads(self, experts: Sequence[int]) -> ReadBatch:
         """The reads that bring these experts in, first projection first."""
         return ReadBatch(*[column[:, experts].ravel() for column in self._columns])
+
+    def runs(self, experts: Sequence[int]) -> ReadBatch:
+        """The same for ascending ``experts``, as few long reads: neighbours in the file are read together."""
+        chosen = np.asarray(experts, dtype=np.int64)
+        breaks = np.flatnonzero(np.diff(chosen) != 1)
+        first, last = chosen[np.concatenate(([0], breaks + 1))], chosen[np.concatenate((breaks, [len(chosen) - 1]))]
+        address, length, required, offset, shard, stage = (column[:, first] for column in self._columns)
+        before = self._columns[3][:, last] - offset
+        length, required = before + self._columns[1][:, last], before + self._columns[2][:, last]
+        return ReadBatch(*[column.ravel() for column in (address, length, required, offset, shard, stage)])
+
+
+def by_stage(batch: ReadBatch) -> list[ReadBatch]:
+    """A batch that is ordered by stage, cut into one per stage."""
+    cuts = np.flatnonzero(np.diff(batch.stage)) + 1
+    columns = (batch.address, batch.length, batch.required, batch.offset, batch.shard, batch.stage)
+    return [ReadBatch(*parts) for parts in zip(*(np.split(column, cuts) for column in columns), strict=True)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from bmoe.budget import BudgetOutcome, CacheBudget, decide_budget, size_budget
+from bmoe.budget import BudgetOutcome, CacheBudget, decide_budget, size_budget, widest_ubatch
 from bmoe.choices import Choice, Chooser
 from bmoe.contracts import ArchRow, Facts, FetchFacts, ModelFacts
 from bmoe.errors import PluginError, ProfileError
@@ -179,6 +179,7 @@ class _Planner(Chooser):
         budget = self._budget(by_kind.get("cache"), facts, machine)
         if row is None or self.unsure:
             return None
+        ubatch = self._ubatch(budget, facts, machine)
         keys = [("arch", row.name), *((choice.kind, choice.name) for choice in chosen)]
         return Plan(
             profile=profile,
@@ -194,10 +195,10 @@ class _Planner(Chooser):
             budget=budget,
             threads=machine.cpus if model.threads == "auto" else model.threads,
             ctx=model.ctx,
-            ubatch=min(model.ubatch, model.ctx),
+            ubatch=ubatch,
             lanes=profile.fetch.lanes,
             direct=profile.fetch.direct,
-            overlap="off" if profile.stream.overlap == "auto" else profile.stream.overlap,
+            overlap="projection" if profile.stream.overlap == "auto" else profile.stream.overlap,
             notices=tuple(self.notices),
             origins={f"{kind}:{name}": self.catalog.origin(kind, name) for kind, name in keys},
             experimental=any(self.catalog.is_experimental(kind, name) for kind, name in keys),
@@ -216,6 +217,16 @@ class _Planner(Chooser):
             )
         if model.kv_type == "q8_0" and model.flash_attention is False:
             self.problem("model.kv_type", ' = "q8_0" needs flash attention; set model.flash_attention = "auto"')
+
+    def _ubatch(self, budget: CacheBudget, facts: ModelFacts, machine: Machine) -> int:
+        model = self.profile.model
+        wanted = min(model.ubatch, model.ctx)
+        most = widest_ubatch(budget, facts, machine.page_bytes) if budget.bytes else None
+        if most is None or most >= wanted:
+            return wanted
+        held = f"the cache of {budget.bytes >> 20} MiB holds no more experts of a layer"
+        self.notices.append(f"model.ubatch became {most}: {held}; prompts take longer")
+        return most
 
     def _budget(self, cache: Choice | None, facts: ModelFacts, machine: Machine) -> CacheBudget:
         section = self.profile.cache

@@ -1,44 +1,62 @@
 """The routing-time sequence: what happens between a layer's router and its expert matmuls, one function per step.
 
-With overlap the reads of a layer are waited for one projection at a time: those of the first when it was routed, those
-of each next one when the product before it was computed. While it is computed, the later ones are still being read.
+Serial: all reads of a routing are waited for. With overlap they are waited for one projection at a time: those of the
+first when it was routed, those of each next one when the product before it was computed; while it is computed the later
+ones are still being read. And where so many tokens are routed together that nearly every expert of the next layer will
+be needed, its reads begin before it is routed: a projection's when the product with the same projection of this layer
+was computed, so that the device never waits for a router.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from bmoe.contracts import ExpertKey, Fetcher, ReadBatch, Ticket
+from bmoe.contracts import BankFacts, ExpertKey, Fetcher, ReadBatch, Ticket
 from bmoe.native.evalhook import Seam
+from bmoe.pages import by_stage
 from bmoe.store import Store
+
+WIDE = 0.75
+"""Read a whole layer ahead if this share of its experts is expected to be used: the rest is read for nothing."""
 
 
 @dataclass(slots=True)
 class StreamCounters:
     """Sums since open. ``wait_s`` is spent waiting for reads, ``manage_s`` on everything else inside the callback.
 
-    ``overlapped`` counts products that were computed while reads of their layer were still out.
+    ``overlapped`` counts products that were computed while reads were still out, ``ahead_bytes`` what was read for a
+    layer before it was routed; ``read_bytes`` includes them.
     """
 
     read_bytes: int = 0
     reads: int = 0
     overlapped: int = 0
+    ahead_bytes: int = 0
     wait_s: float = 0.0
     manage_s: float = 0.0
 
 
 @dataclass(slots=True)
 class _Flight:
-    """Reads of one routing that are not all there: up to ``stage`` they are complete, ``arrived`` bytes so far."""
+    """Reads for one bank: ``tickets`` with the bytes of each that have arrived; complete up to ``stage``.
 
-    ticket: Ticket
+    ``later`` are reads whose turn has not come, one batch per stage.
+    """
+
     bank: int
     last: int
+    tickets: list[Ticket] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)
+    later: list[ReadBatch] = field(default_factory=list)
     stage: int = -1
-    arrived: int = 0
+
+    def add(self, ticket: Ticket) -> None:
+        self.tickets.append(ticket)
+        self.arrived.append(0)
 
 
 class Stream:
@@ -53,27 +71,63 @@ class Stream:
         self.counters = StreamCounters()
         self.weights: Sequence[Sequence[int]] = ()
         self._last_stage = [len(bank.projections) - 1 for bank in seam.banks]
+        self._wide_from = [_wide_from(bank) for bank in seam.banks]
+        self._wide = False
+        self._tokens = 1
         self._flight: _Flight | None = None
+        self._next: _Flight | None = None
+        self._routed: tuple[int, list[ExpertKey]] | None = None
         seam.handler = self.route
         seam.advance = self.advance
 
+    def begin(self, tokens: int) -> None:
+        """Before a decode of so many tokens."""
+        self._tokens = tokens
+        wide = bool(self.weights) and any(tokens >= least for least in self._wide_from)
+        if wide != self._wide:
+            self._wide = self.seam.attentive = wide
+
     def route(self, bank: int, keys: list[ExpertKey]) -> None:
-        """One routing with an entry missing: rank, make room, read, mark valid. Raises what the fetcher raises."""
+        """One routing with an entry missing, or any of many tokens: rank, make room, read, mark valid.
+
+        Raises what the fetcher raises.
+        """
         began, waited = time.perf_counter(), self.counters.wait_s
         self._land()
         self.flush()
-        batch = self.store.stage(bank, keys)
-        if batch is not None:
-            self._take_off(bank, batch)
-            self._proceed(0 if self.weights else self._last_stage[bank])
+        self._retire()
+        try:
+            batch = self.store.stage(bank, keys)
+            flight = self._arriving(bank)
+            if batch is not None:
+                flight.add(self.fetcher.submit(batch))
+                self.counters.reads += len(batch)
+            if self._wide:
+                self._routed = (bank, keys)
+                self._look_ahead(bank + 1)
+            if flight.tickets or self._next is not None:
+                self._flight = flight
+                self._proceed(0 if self.weights else flight.last)
+        except BaseException:
+            self._give_up()
+            raise
         self.counters.manage_s += time.perf_counter() - began - (self.counters.wait_s - waited)
 
     def advance(self) -> None:
         """A projection's product was computed: wait for the reads of the next one. Raises what the fetcher raises."""
         began, waited = time.perf_counter(), self.counters.wait_s
-        if self._flight is not None:
+        flight = self._flight
+        if flight is not None:
             self.counters.overlapped += 1
-            self._proceed(self._flight.stage + 1)
+            try:
+                self._follow(flight.stage, flight.last)
+                if flight.stage < flight.last:
+                    self._proceed(flight.stage + 1)
+                else:
+                    self._flight = None
+            except BaseException:
+                self._give_up()
+                raise
         self.counters.manage_s += time.perf_counter() - began - (self.counters.wait_s - waited)
 
     def flush(self) -> None:
@@ -85,43 +139,100 @@ class Stream:
     def settle(self) -> None:
         """After a decode, failed or not: every touch is accounted and the store is within its budget."""
         began = time.perf_counter()
+        if self._next is not None:  # the decode ended early: nobody will use what was read ahead
+            self._give_up()
         with contextlib.suppress(Exception):  # the decode was ended before it used them, which is told elsewhere
             self._land()
         self.flush()
+        self._retire()
         self.store.settle()
         self.counters.manage_s += time.perf_counter() - began
 
-    def _take_off(self, bank: int, batch: ReadBatch) -> None:
-        try:
-            self._flight = _Flight(self.fetcher.submit(batch), bank, self._last_stage[bank])
-        except BaseException:
+    def _arriving(self, bank: int) -> _Flight:
+        """The reads that began before this bank was routed, or none."""
+        flight, self._next = self._next, None
+        if flight is not None and flight.bank == bank:
+            self._start(flight, flight.last)
+            return flight
+        if flight is not None:
+            self._cancel(flight)
             self.store.abandon()
-            raise
-        self.counters.reads += len(batch)
+        return _Flight(bank, self._last_stage[bank])
+
+    def _look_ahead(self, bank: int) -> None:
+        """Plan the reads of the next bank, if all but a few of its experts will be used and there is room."""
+        if bank < len(self._wide_from) and self._tokens >= self._wide_from[bank]:
+            batch = self.store.ahead(bank)
+            if batch is not None:
+                self._next = _Flight(bank, self._last_stage[bank], later=by_stage(batch))
+
+    def _follow(self, stage: int, last: int) -> None:
+        """The product of ``stage`` was computed: what follows into its place may be read."""
+        if self._next is not None:
+            self._start(self._next, self._next.last if stage == last else stage)
+
+    def _start(self, flight: _Flight, upto: int) -> None:
+        while flight.later and int(flight.later[0].stage[0]) <= upto:
+            batch = flight.later.pop(0)
+            flight.add(self.fetcher.submit(batch))
+            self.counters.reads += len(batch)
+            self.counters.ahead_bytes += int(batch.length.sum())
 
     def _proceed(self, stage: int) -> None:
         """Wait for the reads up to ``stage``; after the last the entries are valid, else its product is awaited."""
         flight = self._flight
         assert flight is not None
         waiting = time.perf_counter()
-        try:
-            arrived = self.fetcher.wait(flight.ticket, stage)
-            self.counters.wait_s += time.perf_counter() - waiting
-            self.counters.read_bytes += arrived - flight.arrived
-            flight.stage, flight.arrived = stage, arrived
-            if stage == flight.last:
-                self.store.commit()
-                self._flight = None
-            else:
-                self.seam.isolate(self.weights[flight.bank][stage])
-        except BaseException:
+        for index, ticket in enumerate(flight.tickets):
+            arrived = self.fetcher.wait(ticket, stage)
+            self.counters.read_bytes += arrived - flight.arrived[index]
+            flight.arrived[index] = arrived
+        self.counters.wait_s += time.perf_counter() - waiting
+        flight.stage = stage
+        if stage == flight.last:
+            self.store.commit(flight.bank)
+        if stage < flight.last or self._next is not None:
+            self.seam.isolate(self.weights[flight.bank][stage])
+        else:
             self._flight = None
-            self.seam.isolate(0)
-            self.store.abandon()
-            raise
 
     def _land(self) -> None:
         """Wait for what is still out, as a rule nothing."""
-        if self._flight is not None:
+        flight = self._flight
+        if flight is not None:
             self.seam.isolate(0)
-            self._proceed(self._flight.last)
+            try:
+                if flight.stage < flight.last:
+                    self._proceed(flight.last)
+            except BaseException:
+                self._give_up()
+                raise
+            self._flight = None
+
+    def _retire(self) -> None:
+        """The last routing of many tokens was computed."""
+        if self._routed is not None:
+            (bank, keys), self._routed = self._routed, None
+            self.store.retire(bank, keys)
+
+    def _give_up(self) -> None:
+        """Nothing that is out will be used: no read may change memory any more, and no entry is valid."""
+        flights = (self._flight, self._next)
+        self._flight = self._next = self._routed = None
+        self.seam.isolate(0)
+        try:
+            for flight in flights:
+                if flight is not None:
+                    self._cancel(flight)
+        finally:
+            self.store.abandon()
+
+    def _cancel(self, flight: _Flight) -> None:
+        for ticket in flight.tickets:
+            self.fetcher.cancel(ticket)
+
+
+def _wide_from(bank: BankFacts) -> float:
+    """How many tokens are routed to ``WIDE`` of a bank's experts, if all are equally likely."""
+    share = bank.n_used / bank.n_expert
+    return 1 if share >= WIDE else math.log(1 - WIDE) / math.log(1 - share)

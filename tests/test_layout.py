@@ -33,7 +33,9 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"choices"}),
     frozenset({"plan"}),
     frozenset({"bind", "inspection", "replay", "resolve", "synth", "telemetry"}),
+    frozenset({"frames"}),
     frozenset({"store"}),
+    frozenset({"slots"}),
     frozenset({"stream"}),
     frozenset({"decode"}),
     frozenset({"engine"}),
@@ -45,7 +47,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 UPWARDS = {("engine", "conversation")}  # `engine.conversation()` makes one; imported inside that method
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 FACADES = {"bmoe", "bmoe._pytest_plugin"}
-NATIVE_USERS = {"engine", "conversation", "decode", "stream", "store", "pages", "testing", "native"}
+NATIVE_USERS = {"engine", "conversation", "decode", "stream", "store", "slots", "frames", "pages", "testing", "native"}
 PLUGIN_MAY = {"bmoe", "bmoe.contracts", "bmoe.errors"}
 KIND_MAY = {
     "fetch": {"bmoe.native.io", "bmoe.native.memory"},

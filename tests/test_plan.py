@@ -84,7 +84,7 @@ def test_everything_is_resolved():
     made = plan("model.ctx=1000", "cache.budget_mb=20")
 
     assert ("lru", "pread", "mmap", "qwen3moe") == (made.cache.name, made.fetch.name, made.dense.name, made.row.name)
-    assert (3, 1000, 512, 4, True, "off") == (
+    assert (3, 1000, 512, 4, True, "projection") == (
         made.threads,
         made.ctx,
         made.ubatch,

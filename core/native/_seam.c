@@ -1,6 +1,6 @@
 /* The eval hook's hot half: filters asks, gathers routing ids, checks residency and logs touches.
  *
- * It enters Python only when a routing has a miss or when the log is full. What it does is specified by PythonSeam in
+ * It enters Python only when a routing has a miss, when the log is full, or when it was asked to be attentive. What it does is specified by PythonSeam in
  * evalhook.py and held equal to it by tests/native/test_evalhook.py.
  */
 #define PY_SSIZE_T_CLEAN
@@ -33,6 +33,7 @@ typedef struct {
     int32_t n_layer;
     int32_t pending; /* second bank of the layer in progress, whose ids are still to come, or -1 */
     uint32_t generation;
+    int32_t attentive; /* enter Python at every routing, hit or not */
     volatile int32_t latch; /* set from any thread: the decode ends at its next node */
 } seam_state;
 
@@ -123,7 +124,7 @@ EXPORT bool seam_eval(void *tensor, bool ask, void *user) {
         keys[i] = keys[j];
         keys[j] = k;
     }
-    if (hit && invalid < 0) {
+    if (hit && invalid < 0 && !s->attentive) {
         s->log[s->log_length] = count;
         s->log_length += count + 1;
         return true;

@@ -24,7 +24,9 @@ from bmoe.errors import NativeError
 from bmoe.native import lib, tensor
 
 RouteHandler = Callable[[int, list[ExpertKey]], None]
-"""Called with a bank's index and its distinct keys, in the order of their last use, if any of them is not resident."""
+"""Called with a bank's index and its distinct keys, in the order of their last use, if any of them is not resident.
+
+And for every routing while the seam is attentive."""
 
 _PREFIX = b"ffn_moe_topk-"
 _SECOND = b" (copy)"
@@ -49,7 +51,8 @@ class Seam(ABC):
     """What both forms share: the residency flags, the touch log, the latch and the stashed failure.
 
     ``resident`` has one byte per entry, bank after bank (``entry_base[bank] + expert``); the store writes it.
-    ``handler`` and ``advance`` are set by the stream. Without banks it isolates nothing and serves to stop a decode.
+    ``handler`` and ``advance`` are set by the stream; while :attr:`attentive`, the handler is called for routings that
+    are all hits too. Without banks it isolates nothing and serves to stop a decode.
     """
 
     name = ""
@@ -68,6 +71,7 @@ class Seam(ABC):
         second = {b.layer: i for i, b in enumerate(banks) if b.bank == 1}
         self.second_of_bank = [second.get(b.layer, -1) if b.bank == 0 else -1 for b in banks]
         self.failure: BaseException | None = None
+        self.attentive = False
         self._touched: list[list[ExpertKey]] = []
         self._completed = 0
 
@@ -222,7 +226,7 @@ class PythonSeam(Seam):
         n_expert, entry, key = self.banks[bank].n_expert, self.entry_base[bank], self.key_base[bank]
         invalid = next((e if e >= 0 else 2**31 - 1 for e in last_use if not 0 <= e < n_expert), -1)
         keys = [key + e for e in reversed(last_use)]
-        if invalid < 0 and all(self.resident[entry + e] for e in last_use):
+        if invalid < 0 and not self.attentive and all(self.resident[entry + e] for e in last_use):
             self._touched.append(keys)
             return
         self._enter(bank, keys, invalid)
@@ -256,6 +260,7 @@ class _SeamState(ctypes.Structure):
         ("n_layer", ctypes.c_int32),
         ("pending", ctypes.c_int32),
         ("generation", ctypes.c_uint32),
+        ("attentive", ctypes.c_int32),
         ("latch", ctypes.c_int32),
     ]
 
@@ -315,6 +320,7 @@ class CSeam(Seam):
         super().begin()
         self._completed = self._state.entered
         self._state.pending, self._state.awaited = -1, None
+        self._state.attentive = int(self.attentive)
 
     def finish(self) -> None:  # noqa: D102 - see Seam
         super().finish()

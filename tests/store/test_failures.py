@@ -91,5 +91,5 @@ def test_abandon_without_a_stage_changes_nothing(build: Build) -> None:
     world = build(SHAPES["whole aligned pages"], 20 * PAGE)
     world.route(0, [0])
     world.store.abandon()
-    world.store.commit()
+    world.store.commit(0)
     world.check()

@@ -20,7 +20,7 @@ def test_an_evicted_entry_gives_its_pages_to_the_newcomer(build: Build) -> None:
         world.route(turn % 3, [turn % 8, (turn + 3) % 8])
         world.check()
 
-    assert world.store.counters.recycled > 10
+    assert world.store.frames.recycled > 10
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -33,7 +33,7 @@ def test_a_kernel_that_moves_no_pages_changes_nothing_but_speed(
     for _ in range(20):
         pass_through(world, dice, failures=0.1)
 
-    assert 0 == world.store.counters.recycled
+    assert 0 == world.store.frames.recycled
 
 
 def test_pages_are_moved_only_until_the_mapping_limit_is_near(build: Build) -> None:
@@ -44,8 +44,8 @@ def test_pages_are_moved_only_until_the_mapping_limit_is_near(build: Build) -> N
     for _ in range(60):
         pass_through(world, dice, width=6)
 
-    assert 0 < world.store.counters.recycled
-    assert 10 <= len(world.store._moved) <= 20
+    assert 0 < world.store.frames.recycled
+    assert 10 <= len(world.store.frames._moved) <= 20
     assert memory.count_mappings() - before < 60
 
 
@@ -55,7 +55,7 @@ def test_where_no_mapping_is_left_pages_are_released_instead(build: Build) -> No
     for _ in range(20):
         pass_through(world, dice)
 
-    assert (0, True) == (world.store.counters.recycled, world.store.counters.evictions > 0)
+    assert (0, True) == (world.store.frames.recycled, world.store.counters.evictions > 0)
 
 
 def test_closing_gives_all_memory_and_mappings_back(build: Build) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bmoe.native import memory
 from bmoe.native.evalhook import PythonSeam
 from bmoe.native.memory import PAGE
-from bmoe.store import SharedSlots
+from bmoe.slots import SharedSlots
 
 from .world import LINUX, SHAPES, Build
 
@@ -24,7 +24,7 @@ def test_shared_slots_hold_the_routing_in_flight_for_any_layer_and_never_more_me
                 reads = slots.stage(bank, [seam.key_base[bank] + expert for expert in experts])
                 assert reads is not None
                 world.read(reads)
-                slots.commit()
+                slots.commit(bank)
                 for address, projection in zip(slots.addresses[bank], facts.projections, strict=True):
                     for expert in experts:
                         first = projection.offset + expert * projection.stride

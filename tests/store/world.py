@@ -144,7 +144,7 @@ class World:
             store.abandon()
         else:
             self.read(batch)
-            store.commit()
+            store.commit(bank)
         self.reference.routed(keys, gone, arrived=not fails)
 
     def settle(self, resized: int | None = None) -> None:
@@ -179,7 +179,7 @@ class World:
         counted = {name: getattr(store.counters, name) for name in ("lookups", "hits", "admissions", "evictions")}
         assert counted == {name: getattr(reference, name) for name in counted}
         assert reference.rereads == store.counters.rereads
-        idle = {page // PAGE for page in store._idle_edges}
+        idle = {page // PAGE for page in store.frames._idle_edges}
         assert not idle & used
         assert (len(used) + len(idle)) * PAGE == store.held_bytes
         held = self.present()

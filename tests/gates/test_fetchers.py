@@ -12,7 +12,7 @@ import pytest
 
 from bmoe.contracts import Facts, Fetcher, Provider, ReadBatch
 from bmoe.errors import ReadError
-from bmoe.native import io, memory
+from bmoe.native import aio, memory
 from bmoe.testing.fetch import FetchGates, Shards, Target
 from bmoe_plugins.fetch.pread import PreadFetcher
 
@@ -23,6 +23,10 @@ class TestPread(FetchGates):
 
 class TestAio(FetchGates):
     plugin, provider = "bmoe", "aio"
+
+
+class TestUring(FetchGates):
+    plugin, provider = "bmoe", "uring"
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -194,8 +198,8 @@ def test_reads_in_flight_after_an_error_are_found(shards: Shards):
     """An AIO fetcher that does not collect what is out."""
     from bmoe_plugins.fetch.aio import AioFetcher
 
-    if io.aio_missing():
-        pytest.skip(io.aio_missing())
+    if aio.missing():
+        pytest.skip(aio.missing())
 
     class Hasty(AioFetcher):
         def _drain(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,9 +26,9 @@ _AGAIN = (-errno.EINTR, -errno.EAGAIN)
 class QueueOptions(Options):
     """How the queue is shaped. The defaults were measured; see docs/reference/fetchers.md."""
 
-    depth: int = Field(default=16, ge=1, le=1024, description="reads in flight while a batch is waited for")
-    piece_kb: int = Field(default=256, ge=0, le=1 << 20, description="KiB of the pieces of a small batch; 0 = whole")
-    ahead: int = Field(default=8, ge=0, le=1024, description="pieces of read-ahead in flight, at most")
+    depth: int = Field(default=8, ge=1, le=1024, description="reads in flight while a batch is waited for")
+    piece_kb: int = Field(default=0, ge=0, le=1 << 20, description="KiB of the pieces of a small batch; 0 = whole")
+    ahead: int = Field(default=2, ge=0, le=1024, description="pieces of read-ahead in flight, at most")
 
 
 class Device(Protocol):
@@ -284,14 +284,16 @@ class ReadQueue:
     # ---- account
 
     def _collect(self, least: int) -> None:
+        flights = self._flights
         for identity, result in self._device.collect(least):
-            flight, index = self._flights[identity >> 32], identity & 0xFFFFFFFF
+            flight, index = flights[identity >> 32], identity & 0xFFFFFFFF
             if result < flight.required[index]:
                 result = self._finish(flight, index, result)
             flight.got[index] = result
             flight.out -= 1
             self._out -= 1
-            self._out_ahead -= flight.ahead
+            if flight.ahead:
+                self._out_ahead -= 1
             if result < flight.required[index]:
                 flight.failed = flight.failed or (index, result)
                 continue
@@ -338,18 +340,11 @@ class ReadQueue:
 
     # ---- interrupts
 
-    @contextlib.contextmanager
-    def _whole(self, flight: _Flight | None = None) -> Iterator[None]:
-        """An exception may come between any two steps, Ctrl-C for one: then nothing is believed but ``got``."""
+    def _whole(self, flight: _Flight | None = None) -> _Whole:
         if self._torn:
             self._mend(None)
         self._torn = True
-        try:
-            yield
-        except BaseException:
-            self._mend(flight)
-            raise
-        self._torn = False
+        return _Whole(self, flight)
 
     def _mend(self, dropped: _Flight | None) -> None:
         """Wait for the device, then read again whatever is not known to have arrived; ``dropped`` is given up."""
@@ -365,3 +360,21 @@ class ReadQueue:
             if flight.size:
                 self._enter(flight)
         self._torn = False
+
+
+class _Whole:
+    """An exception may come between any two steps, Ctrl-C for one: then nothing is believed but what each read gave."""
+
+    __slots__ = ("_flight", "_queue")
+
+    def __init__(self, queue: ReadQueue, flight: _Flight | None) -> None:
+        self._queue, self._flight = queue, flight
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self._queue._torn = False
+        else:
+            self._queue._mend(self._flight)

@@ -31,6 +31,7 @@ from bmoe.native import memory
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
+_U32 = ctypes.c_uint32
 _SETUP, _ENTER = 425, 426
 _MACHINES = ("x86_64", "aarch64")
 _GETEVENTS = 1
@@ -49,21 +50,50 @@ ENTRY_DTYPE: Any = {
 
 
 class _SubmissionOffsets(ctypes.Structure):
+    """``struct io_sqring_offsets``."""
+
     _fields_ = [
-        (n, ctypes.c_uint32) for n in ("head", "tail", "mask", "entries", "flags", "dropped", "array", "reserved")
-    ] + [("user", ctypes.c_uint64)]
+        ("head", _U32),
+        ("tail", _U32),
+        ("mask", _U32),
+        ("entries", _U32),
+        ("flags", _U32),
+        ("dropped", _U32),
+        ("array", _U32),
+        ("reserved", _U32 * 3),
+    ]
 
 
 class _CompletionOffsets(ctypes.Structure):
+    """``struct io_cqring_offsets``."""
+
     _fields_ = [
-        (n, ctypes.c_uint32) for n in ("head", "tail", "mask", "entries", "overflow", "entry", "flags", "reserved")
-    ] + [("user", ctypes.c_uint64)]
+        ("head", _U32),
+        ("tail", _U32),
+        ("mask", _U32),
+        ("entries", _U32),
+        ("overflow", _U32),
+        ("entry", _U32),
+        ("flags", _U32),
+        ("reserved", _U32 * 3),
+    ]
 
 
 class _Params(ctypes.Structure):
+    """``struct io_uring_params``."""
+
     _fields_ = [
-        (n, ctypes.c_uint32) for n in ("sq_entries", "cq_entries", "flags", "cpu", "idle", "features", "workers")
-    ] + [("reserved", ctypes.c_uint32 * 3), ("sq", _SubmissionOffsets), ("cq", _CompletionOffsets)]
+        ("sq_entries", _U32),
+        ("cq_entries", _U32),
+        ("flags", _U32),
+        ("cpu", _U32),
+        ("idle", _U32),
+        ("features", _U32),
+        ("workers", _U32),
+        ("reserved", _U32 * 3),
+        ("sq", _SubmissionOffsets),
+        ("cq", _CompletionOffsets),
+    ]
 
 
 def missing() -> str:

@@ -19,14 +19,14 @@ Begun = tuple[int, int, int, int]
 class Faults:
     """Stands between the plugins and the kernel.
 
-    ``met`` says whether a fault was ever reached, ``begun`` which reads were handed over, in order, ``in_flight`` how
-    many of those have not ended, and ``most`` how many that was at most. A fault is a negative errno, or the number of
+    ``met`` says whether a fault was ever reached, ``begun`` which reads were handed over, in order, and ``most`` how
+    many of them were in flight together. A fault is a negative errno, or the number of
     bytes after which the file seems to end.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         """Stand there until ``patch`` is undone."""
-        self.in_flight = self.most = 0
+        self.most = 0
         self.begun: list[Begun] = []
         self.met = False
         self._fault: int | None = None
@@ -34,7 +34,8 @@ class Faults:
         self._ended_at: tuple[int, int] | None = None
         self._lock = threading.Lock()
         self._interrupted = False
-        self._places: dict[int, Begun] = {}
+        self._cut = False
+        self._out: dict[int, Begun] = {}
         self._pread = io.pread
         patch.setattr(io, "pread", self._read)
         self._below_aio(patch)
@@ -60,7 +61,7 @@ class Faults:
 
         def destroy(context: int) -> None:
             real_destroy(context)  # the kernel waits for what is out
-            self.in_flight = 0
+            self._out.clear()
 
         patch.setattr(aio.AioCalls, "submit", submit)
         patch.setattr(aio.AioCalls, "collect", collect)
@@ -81,11 +82,31 @@ class Faults:
 
         def drain(ring: uring.Ring) -> None:
             real_drain(ring)
-            self.in_flight = 0
+            self._out.clear()
 
         patch.setattr(uring.Ring, "submit", submit)
         patch.setattr(uring.Ring, "collect", collect)
         patch.setattr(uring.Ring, "drain", drain)
+
+    @property
+    def in_flight(self) -> int:
+        """Reads that were begun and have not ended."""
+        return len(self._out)
+
+    def within(self, region: memory.Region) -> int:
+        """Those of them that write into ``region``."""
+        end = region.address + region.nbytes
+        return sum(region.address <= place[1] < end for place in list(self._out.values()))
+
+    @contextmanager
+    def cut(self, nth: int, count: int) -> Iterator[None]:
+        """The ``nth`` read from now ends after ``count`` bytes, and the file goes on."""
+        self._cut = True
+        try:
+            with self.once(nth, count):
+                yield
+        finally:
+            self._cut = False
 
     @contextmanager
     def once(self, nth: int, fault: int) -> Iterator[None]:
@@ -143,44 +164,34 @@ class Faults:
         return self._fault
 
     def _begin(self, identity: int, place: Any) -> None:
-        self._places[identity] = place
         with self._lock:
             self.begun.append(place)
-            self.in_flight += 1
-            self.most = max(self.most, self.in_flight)
+            self._out[identity] = place
+            self.most = max(self.most, len(self._out))
 
     def _end(self, identity: int, result: int) -> int:
-        fd, _, _, offset = self._places.pop(identity, (-1, 0, 0, 0))
         with self._lock:
-            self.in_flight -= 1
+            place = self._out.pop(identity, (-1, 0, 0, 0))
             fault = self._next()
-            if fault is None:
-                return result
-            if self._interrupted:
-                raise KeyboardInterrupt
-            if fault > 0:
-                self._ended_at = (fd, offset + fault)
-            return fault
+        return result if fault is None else self._struck(fault, place, result)
+
+    def _struck(self, fault: int, place: Begun, result: int) -> int:
+        fd, address, _, offset = place
+        if self._interrupted:
+            raise KeyboardInterrupt
+        if fault > 0 and self._cut:
+            memory.fill(address + fault, 0xAA, max(0, result - fault))
+        elif fault > 0:
+            self._ended_at = (fd, offset + fault)
+        return fault
 
     def _read(self, fd: int, address: int, nbytes: int, offset: int) -> int:
-        with self._lock:
-            self.in_flight += 1
-            self.most = max(self.most, self.in_flight)
-            self.begun.append((fd, address, nbytes, offset))
-            end = self._ended_at
-            if end is not None and end[0] == fd and offset <= end[1] < offset + nbytes:
-                fault: int | None = end[1] - offset  # where the file seemed to end, it still ends
-            else:
-                fault = self._next()
-                if fault is not None and fault > 0:
-                    self._ended_at = (fd, offset + fault)
-        try:
-            if fault is None or self._interrupted:
-                count = self._pread(fd, address, nbytes, offset)
-                if fault is not None:
-                    raise KeyboardInterrupt
-                return count
-            return fault
-        finally:
-            with self._lock:
-                self.in_flight -= 1
+        place = (fd, address, nbytes, offset)
+        identity = -address  # what is read by threads and what the kernel reads do not meet
+        self._begin(identity, place)
+        end = self._ended_at
+        if end is not None and end[0] == fd and offset <= end[1] < offset + nbytes:
+            result = end[1] - offset  # where the file seemed to end, it still ends
+        else:
+            result = self._pread(fd, address, nbytes, offset)
+        return self._end(identity, result)

@@ -83,6 +83,7 @@ class _Flight:
         self.reads, self.columns, self.row, self.ahead = reads, columns, row, ahead
         self.last = int(reads.stage[-1])
         self.arrived = self.serial = 0
+        self.blocks: Any = None
         self.failed: tuple[int, int] | None = None
         self._begin()
 
@@ -120,6 +121,24 @@ class QueueTicket:
             self._lost.append(self.flight)
 
 
+class _Account:
+    """An exception may come between any two steps, Ctrl-C for one: then nothing is believed but what each read gave."""
+
+    __slots__ = ("_flight", "_queue")
+
+    def __init__(self, queue: ReadQueue, flight: _Flight | None) -> None:
+        self._queue, self._flight = queue, flight
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self._queue.torn = False
+        else:
+            self._queue.mend(self._flight)
+
+
 class ReadQueue:
     """A :class:`~bmoe.contracts.Fetcher` over a :class:`Device`. All calls come from one thread at a time."""
 
@@ -141,14 +160,14 @@ class ReadQueue:
         self._lost: list[_Flight] = []
         self._serial = self._out = self._out_ahead = 0
         self._used = None if self.direct else io.UsedPages(opened)
-        self._torn = False
+        self.torn = False
 
     # ---- the contract
 
     def submit(self, reads: ReadBatch, /, *, ahead: bool = False) -> Ticket:
         """Start as many reads as may be in flight; the rest follows in later calls."""
         flight: _Flight | None = None
-        with self._whole():
+        with self._account():
             while self._lost:
                 self._abandon(self._lost[-1])
                 self._lost.pop()
@@ -165,7 +184,7 @@ class ReadQueue:
         flight: _Flight = ticket.flight  # type: ignore[attr-defined]
         if flight.serial not in self._flights:
             return self._result(flight)
-        with self._whole(flight):
+        with self._account(flight):
             self._promote(flight)
             while flight.failed is None and (lacking := flight.lacking(upto)):
                 self._start(flight, self._depth)
@@ -181,7 +200,7 @@ class ReadQueue:
         """Take what has ended, hand over what there is room for, and say whether ``wait`` would return at once."""
         flight: _Flight = ticket.flight  # type: ignore[attr-defined]
         if flight.serial in self._flights:
-            with self._whole():
+            with self._account():
                 if self._out:
                     self._collect(0)
                 self._hand_over()
@@ -190,7 +209,7 @@ class ReadQueue:
     def cancel(self, ticket: Ticket, /) -> None:
         """Drop what was not started, wait for what was."""
         flight: _Flight = ticket.flight  # type: ignore[attr-defined]
-        with self._whole(flight):
+        with self._account(flight):
             self._abandon(flight)
 
     def close(self) -> None:
@@ -340,13 +359,13 @@ class ReadQueue:
 
     # ---- interrupts
 
-    def _whole(self, flight: _Flight | None = None) -> _Whole:
-        if self._torn:
-            self._mend(None)
-        self._torn = True
-        return _Whole(self, flight)
+    def _account(self, flight: _Flight | None = None) -> _Account:
+        if self.torn:  # an interrupt came while the one before was being dealt with
+            self.mend(None)
+        self.torn = True
+        return _Account(self, flight)
 
-    def _mend(self, dropped: _Flight | None) -> None:
+    def mend(self, dropped: _Flight | None) -> None:
         """Wait for the device, then read again whatever is not known to have arrived; ``dropped`` is given up."""
         self._device.restart()
         self._out = self._out_ahead = 0
@@ -359,22 +378,4 @@ class ReadQueue:
             flight.rewind()
             if flight.size:
                 self._enter(flight)
-        self._torn = False
-
-
-class _Whole:
-    """An exception may come between any two steps, Ctrl-C for one: then nothing is believed but what each read gave."""
-
-    __slots__ = ("_flight", "_queue")
-
-    def __init__(self, queue: ReadQueue, flight: _Flight | None) -> None:
-        self._queue, self._flight = queue, flight
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        if kind is None:
-            self._queue._torn = False
-        else:
-            self._queue._mend(self._flight)
+        self.torn = False

@@ -15,7 +15,7 @@ from bmoe.problems import cause, one_line, toml_value
 
 _MEMBERS = {
     "cache": ("below_cycle", "touch", "admit", "victim", "forget"),
-    "fetch": ("direct", "note", "submit", "wait", "close"),
+    "fetch": ("direct", "note", "submit", "wait", "ready", "cancel", "close"),
     "dense": ("place", "close"),
     "sink": ("open", "token", "close"),
 }
@@ -66,13 +66,20 @@ class NoReads:
     direct = False
     note = "nothing is streamed"
 
-    def submit(self, reads: ReadBatch, /) -> Ticket:
+    def submit(self, reads: ReadBatch, /, *, ahead: bool = False) -> Ticket:
         """Raise: there is nothing to read from."""
         raise NativeError(f"a read of {len(reads)} slices was asked for, but stream.enabled is false")
 
     def wait(self, ticket: Ticket, upto: int, /) -> int:
         """Wait for nothing."""
         return 0
+
+    def ready(self, ticket: Ticket, upto: int, /) -> bool:
+        """Nothing is out."""
+        return True
+
+    def cancel(self, ticket: Ticket, /) -> None:
+        """Nothing is out."""
 
     def close(self) -> None:
         """Nothing is open."""

@@ -293,27 +293,50 @@ class Read(NamedTuple):
 
 
 class Ticket(Protocol):
-    """A submitted batch: ``nbytes`` asked for; opaque otherwise."""
+    """A submitted batch: ``nbytes`` asked for; opaque otherwise. A ticket that is dropped counts as cancelled."""
 
     nbytes: int
 
 
 class Fetcher(Protocol):
-    """Moves expert bytes from files to memory. One batch is in flight at a time; all calls come from one thread."""
+    """Moves expert bytes from files to memory. At least 8 tickets may be out; all calls come from one thread.
+
+    Reads are of two ranks. *Demanded* reads go in the order of their stages, first those that are waited for.
+    *Ahead* reads, which may turn out useless, start only while the device has room, inside the calls below, and only a
+    small bounded number of them is with the device: nothing demanded queues behind more than that.
+    """
 
     direct: bool
     """Whether reads really bypass the page cache, as verified on the files themselves."""
     note: str
     """Why not, in words for a person; empty if it is as asked."""
 
-    def submit(self, reads: ReadBatch, /) -> Ticket:
-        """Start all reads, lower stages first, and return without waiting for them where the platform can."""
+    def submit(self, reads: ReadBatch, /, *, ahead: bool = False) -> Ticket:
+        """Start reads, lower stages first, and return without waiting for them where the platform can.
+
+        Some may be started only in later calls, those to ``wait`` and ``ready`` above all; ``wait(ticket, -1)`` waits
+        for nothing and hands over what is demanded. Nothing of an interrupted ``submit`` is in flight.
+        """
 
     def wait(self, ticket: Ticket, upto: int, /) -> int:
         """Wait until every read of a stage <= ``upto`` arrived; return the bytes of the batch read so far.
 
-        Raises :class:`~bmoe.errors.ReadError` naming file, offset, length and errno; then *no* read of the batch is
-        in flight any more.
+        While it waits, a bounded number of reads is in flight, in the order of their stages; before it returns, all
+        that is left of the demanded reads is handed to the system, then ahead reads up to their bound. Waiting for an
+        ahead ticket makes it demanded.
+
+        Raises :class:`~bmoe.errors.ReadError` naming file, offset, length and errno if a read of this ticket failed,
+        of any stage; then no read *of this ticket* is in flight any more, and other tickets are not affected. An
+        interrupt ends this ticket in the same way.
+        """
+
+    def ready(self, ticket: Ticket, upto: int, /) -> bool:
+        """Whether ``wait`` would return or raise without waiting. Never waits; starts what there is room for."""
+
+    def cancel(self, ticket: Ticket, /) -> None:
+        """Never read what was not started, and wait for what is in flight. May be called twice, or when all arrived.
+
+        Raises nothing because of a read.
         """
 
     def close(self) -> None:

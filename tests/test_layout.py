@@ -50,7 +50,7 @@ FACADES = {"bmoe", "bmoe._pytest_plugin"}
 NATIVE_USERS = {"engine", "conversation", "decode", "stream", "store", "slots", "frames", "pages", "testing", "native"}
 PLUGIN_MAY = {"bmoe", "bmoe.contracts", "bmoe.errors"}
 KIND_MAY = {
-    "fetch": {"bmoe.native.io", "bmoe.native.memory"},
+    "fetch": {"bmoe.native.aio", "bmoe.native.io", "bmoe.native.memory", "bmoe.native.uring"},
     "dense": {"bmoe.native.io", "bmoe.native.memory"},
     "archs": {"bmoe.registry"},  # where the rows are
     "sinks": {"bmoe.telemetry"},  # the form that records have outside

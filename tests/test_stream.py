@@ -234,7 +234,7 @@ def test_a_read_that_fails_is_read_again_the_next_time(wired: Wired, monkeypatch
 
     def wait(ticket: Ticket, upto: int, /) -> int:
         real(ticket, upto)
-        for batch in (ticket.reads,):  # type: ignore[attr-defined]
+        for batch in (ticket.flight.reads,):  # type: ignore[attr-defined]
             assert isinstance(batch, ReadBatch)
             memory.fill(int(batch.address[0]), 0xAA, int(batch.length[0]))
         raise ReadError("one of them")

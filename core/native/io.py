@@ -1,22 +1,25 @@
-"""Files and asynchronous reads by system call: the lowest level that fetch plugins stand on. Public to them.
+"""Files opened for reads that bypass the page cache, and the plain read: what fetch plugins stand on. Public to them.
 
-System call numbers and structures: Linux ``include/uapi/linux/aio_abi.h`` and the syscall tables of x86-64 and aarch64.
-Faults for tests are injected here, below every plugin, by replacing :func:`pread` and :func:`collect`.
+System call numbers and structures: Linux ``include/uapi/linux/stat.h`` and the syscall tables of x86-64 and aarch64.
+Faults for tests are injected here, below every plugin, by replacing :func:`pread`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
-import functools
 import os
 import platform
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bmoe.errors import ModelError, NativeError
+import numpy as np
+
+from bmoe.errors import ModelError
 from bmoe.native import memory
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -24,10 +27,8 @@ _libc.pread.restype = ctypes.c_ssize_t
 _libc.pread.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_longlong]
 _libc.syscall.restype = ctypes.c_long
 
-_AIO_CALLS = {
-    "x86_64": {"setup": 206, "destroy": 207, "getevents": 208, "submit": 209},
-    "aarch64": {"setup": 0, "destroy": 1, "submit": 2, "getevents": 4},
-}
+_STATX = {"x86_64": 332, "aarch64": 291}
+_STATX_DIOALIGN, _AT_EMPTY_PATH = 0x2000, 0x1000
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 _IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}  # include/uapi/linux/magic.h
 
@@ -58,9 +59,10 @@ class DataFile:
 def open_data(path: str, *, direct: bool) -> DataFile:
     """Open a file for expert reads, direct if asked and if direct *reads* give the file's own bytes.
 
-    Opening with O_DIRECT proves nothing: some file systems accept it and refuse the read, or return other bytes. So one
-    page in the middle and the tail of the file are read both ways and compared. Raises ModelError if the file cannot be
-    opened at all.
+    Reads are of whole pages at page boundaries; where the device wants more than that they are buffered. Opening with
+    O_DIRECT proves nothing: some file systems accept it and refuse the read, or return other bytes. So one page in the
+    middle and the tail of the file are read both ways and compared. Raises ModelError if the file cannot be opened at
+    all.
     """
     try:
         plain = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
@@ -68,19 +70,55 @@ def open_data(path: str, *, direct: bool) -> DataFile:
         raise ModelError(f"{path}: cannot open: {error.strerror}") from error
     nbytes = os.fstat(plain).st_size
     if not direct:
-        return DataFile(path, plain, nbytes, False, "")
+        return _buffered(path, plain, nbytes, "")
     if in_memory := _in_memory(plain):
         return DataFile(path, plain, nbytes, False, f"the file is in memory ({in_memory}), nothing can be bypassed")
     if not O_DIRECT:
         note = _bypass_elsewhere(plain)
         return DataFile(path, plain, nbytes, not note, note)
+    if unsuitable := _unsuitable(direct_block(plain)):
+        return _buffered(path, plain, nbytes, unsuitable)
     try:
         fd = os.open(path, os.O_RDONLY | O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
-        return DataFile(path, plain, nbytes, False, f"direct I/O refused at open: {error.strerror}")
+        return _buffered(path, plain, nbytes, f"direct I/O refused at open: {error.strerror}")
     note = _compare(fd, plain, nbytes)
-    os.close(fd if note else plain)
-    return DataFile(path, plain if note else fd, nbytes, not note, note)
+    if note:
+        os.close(fd)
+        return _buffered(path, plain, nbytes, note)
+    os.close(plain)
+    return DataFile(path, fd, nbytes, True, "")
+
+
+def _buffered(path: str, fd: int, nbytes: int, note: str) -> DataFile:
+    """Experts lie anywhere: what the kernel would read ahead of them is as a rule not what comes next."""
+    with contextlib.suppress(AttributeError, OSError):  # only advice, and not on every system
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    return DataFile(path, fd, nbytes, False, note)
+
+
+def direct_block(fd: int) -> int | None:
+    """Bytes whose multiples direct reads of this file must begin at and have as length, in memory too.
+
+    0 = no direct reads of this file; None = the kernel does not say (before Linux 6.1, or not this file system).
+    """
+    number = _STATX.get(platform.machine()) if sys.platform.startswith("linux") else None
+    if number is None:
+        return None
+    facts = (ctypes.c_uint32 * 64)()  # struct statx
+    if _libc.syscall(ctypes.c_long(number), fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, facts) != 0:
+        return None
+    if not facts[0] & _STATX_DIOALIGN:
+        return None
+    return max(facts[38], facts[39])  # stx_dio_mem_align, stx_dio_offset_align
+
+
+def _unsuitable(block: int | None) -> str:
+    if block is None or (block and memory.PAGE % block == 0):
+        return ""
+    if not block:
+        return "this file system has no direct I/O for the file"
+    return f"direct I/O takes blocks of {block} bytes here, and reads come in pages of {memory.PAGE}"
 
 
 def _in_memory(fd: int) -> str:
@@ -121,106 +159,50 @@ def _compare(fd: int, plain: int, nbytes: int) -> str:
     return ""
 
 
-class Iocb(ctypes.Structure):
-    """``struct iocb``, 64 bytes."""
+class UsedPages:
+    """Gives back the page cache that buffered reads fill: an expert that is used is held in memory already.
 
-    _fields_ = [
-        ("data", ctypes.c_uint64),
-        ("key", ctypes.c_uint32),
-        ("rw_flags", ctypes.c_int32),
-        ("opcode", ctypes.c_uint16),
-        ("priority", ctypes.c_int16),
-        ("fd", ctypes.c_uint32),
-        ("buffer", ctypes.c_uint64),
-        ("nbytes", ctypes.c_uint64),
-        ("offset", ctypes.c_int64),
-        ("reserved", ctypes.c_uint64),
-        ("flags", ctypes.c_uint32),
-        ("result_fd", ctypes.c_uint32),
-    ]
+    Only pages that lie wholly inside what was read are dropped, never those it shares with the weights around it. Many
+    reads are given back together, as few ranges.
+    """
 
+    def __init__(self, opened: Sequence[DataFile], limit: int = 64 << 20) -> None:
+        """``limit``: bytes after which the pages are dropped."""
+        self._fds = [file.fd for file in opened]
+        self._limit, self._bytes = limit, 0
+        self._spans: list[tuple[Any, Any, Any]] = []
 
-IOCB_DTYPE: Any = {
-    "names": ["data", "key", "rw_flags", "opcode", "priority", "fd", "buffer", "nbytes", "offset"],
-    "formats": ["<u8", "<u4", "<i4", "<u2", "<i2", "<u4", "<u8", "<u8", "<i8"],
-    "offsets": [0, 8, 12, 16, 18, 20, 24, 32, 40],
-    "itemsize": 64,
-}
-"""numpy's description of :class:`Iocb`, so that a batch is filled by columns."""
+    def add(self, shard: Any, offset: Any, length: Any) -> None:
+        """These reads are done; arrays of equal length."""
+        self._spans.append((shard, offset, offset + length))
+        self._bytes += int(length.sum())
+        if self._bytes >= self._limit:
+            self.drop()
 
-EVENT_DTYPE = [("data", "<u8"), ("object", "<u8"), ("result", "<i8"), ("result2", "<i8")]
-"""numpy's description of ``struct io_event``."""
-
-
-def aio_missing() -> str:
-    """Why native AIO cannot be used on this machine, or ""."""
-    if not sys.platform.startswith("linux"):
-        return f"native AIO is Linux only, this is {sys.platform}"
-    if platform.machine() not in _AIO_CALLS:
-        return f"no AIO system call numbers for {platform.machine()}"
-    try:
-        _try_aio()
-    except NativeError as error:
-        return str(error)
-    return ""
+    def drop(self) -> None:
+        """Drop the pages of all reads so far."""
+        spans, self._spans, self._bytes = self._spans, [], 0
+        if not spans or not hasattr(os, "posix_fadvise"):
+            return
+        shard, begin, end = (np.concatenate(column) for column in zip(*spans, strict=True))
+        for index, fd in enumerate(self._fds):
+            mine = shard == index
+            for first, last in _joined(begin[mine], end[mine]):
+                first, last = first + memory.PAGE, last - memory.PAGE
+                if first < last:
+                    with contextlib.suppress(OSError):  # only advice
+                        os.posix_fadvise(fd, first, last - first, os.POSIX_FADV_DONTNEED)
 
 
-@functools.cache  # which keeps no exception: a refusal is tried again
-def _try_aio() -> None:
-    """Make a context and destroy it; once, since the kernel takes some 30 ms to destroy one."""
-    aio_destroy(aio_setup(1))
-
-
-def _call(name: str) -> int:
-    return _AIO_CALLS[platform.machine()][name]
-
-
-def aio_setup(depth: int) -> int:
-    """Create a kernel AIO context for ``depth`` reads in flight; NativeError if refused."""
-    context = ctypes.c_ulong(0)
-    if _libc.syscall(_call("setup"), ctypes.c_uint(depth), ctypes.byref(context)) != 0:
-        reason = os.strerror(ctypes.get_errno())
-        raise NativeError(f'io_setup({depth}) refused: {reason} (see fs.aio-max-nr); use fetch.plugin = "pread"')
-    return context.value
-
-
-def aio_destroy(context: int) -> None:
-    """Wait for what is in flight and destroy the context."""
-    _libc.syscall(_call("destroy"), ctypes.c_ulong(context))
-
-
-class AioCalls:
-    """io_submit and io_getevents on one context, with system call numbers looked up once."""
-
-    def __init__(self, context: int) -> None:
-        self._context = ctypes.c_ulong(context)
-        self._submit = ctypes.c_long(_call("submit"))
-        self._getevents = ctypes.c_long(_call("getevents"))
-
-    def submit(self, pointers: int, count: int) -> int:
-        """Submit ``count`` iocbs whose pointers are stored at address ``pointers``; how many were taken, or -errno."""
-        while True:
-            taken = _libc.syscall(self._submit, self._context, ctypes.c_long(count), ctypes.c_void_p(pointers))
-            if taken >= 0:
-                return int(taken)
-            if ctypes.get_errno() != errno.EINTR:
-                return -ctypes.get_errno()
-
-    def collect(self, least: int, most: int, events: int) -> int:
-        """Wait for at least ``least`` completions and store up to ``most`` io_events at address ``events``."""
-        while True:
-            count = _libc.syscall(
-                self._getevents,
-                self._context,
-                ctypes.c_long(least),
-                ctypes.c_long(most),
-                ctypes.c_void_p(events),
-                None,
-            )
-            if count >= 0:
-                return int(count)
-            if ctypes.get_errno() != errno.EINTR:
-                raise NativeError(f"io_getevents failed: {os.strerror(ctypes.get_errno())}")
+def _joined(begin: Any, end: Any) -> Iterator[tuple[int, int]]:
+    """The ranges that spans cover, overlapping and adjacent ones as one."""
+    if not len(begin):
+        return
+    order = np.argsort(begin, kind="stable")
+    begin, reach = begin[order], np.maximum.accumulate(end[order])
+    cuts = np.flatnonzero(begin[1:] > reach[:-1]) + 1
+    firsts, lasts = begin[np.r_[0, cuts]], reach[np.r_[cuts - 1, len(reach) - 1]]
+    yield from zip(firsts.tolist(), lasts.tolist(), strict=True)
 
 
 def describe(file: DataFile, offset: int, nbytes: int, result: int, required: int) -> str:

@@ -126,6 +126,14 @@ def map_file(address: int, nbytes: int, fd: int, offset: int) -> None:
         raise NativeError(f"cannot map {nbytes} bytes of the model: {os.strerror(ctypes.get_errno())}")
 
 
+def map_shared(fd: int, nbytes: int, offset: int) -> Region:
+    """Map memory that a kernel object shares with us (the rings of io_uring, for instance), for reading and writing."""
+    address = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
+    if address in (None, _FAILED):
+        raise NativeError(f"cannot map {nbytes} bytes that the kernel shares: {os.strerror(ctypes.get_errno())}")
+    return Region(int(address), nbytes)
+
+
 def read_ahead(address: int, nbytes: int, *, allowed: bool) -> None:
     """Whether a fault in a file mapping may read pages around it as well; only advice, so a refusal is no error."""
     _libc.madvise(address, nbytes, _MADV_NORMAL if allowed else _MADV_RANDOM)

@@ -17,9 +17,8 @@ from bmoe.contracts import CachePolicy, ExpertKey, Facts, ModelFacts, Options, P
 from bmoe.conversation import Conversation
 from bmoe.errors import ReadError
 from bmoe.inspection import inspect_model
-from bmoe.native import capture, memory
+from bmoe.native import aio, capture, memory
 from bmoe.native.evalhook import compiled_seam_missing
-from bmoe.native.io import aio_missing
 from bmoe.pages import region_bytes
 from bmoe.plan import Plan
 from bmoe.resolve import resolve
@@ -138,7 +137,7 @@ class ArchGates:
         if test == "test_identity_with_two_threads":
             return [Cell(budget, threads=2) for budget in budgets]
         if test == "test_identity_of_every_quantisation":
-            return [Cell(budget, "aio" if not aio_missing() else "pread-2") for budget in budgets]
+            return [Cell(budget, "aio" if not aio.missing() else "pread-2") for budget in budgets]
         if test == "test_identity_with_overlap":
             seams = SEAMS if self.thorough else ("c",)
             readers = ("aio", "pread-1", "pread-2") if self.thorough else ("aio",)
@@ -199,7 +198,7 @@ class ArchGates:
     @contextmanager
     def open(self, path: Path, cell: Cell) -> Iterator[tuple[RecordingEngine, Watch]]:
         """An engine whose plugins are watched and whose expert memory is poisoned."""
-        missing = compiled_seam_missing() if cell.seam == "c" else aio_missing() if cell.fetcher == "aio" else ""
+        missing = compiled_seam_missing() if cell.seam == "c" else aio.missing() if cell.fetcher == "aio" else ""
         if missing:
             pytest.skip(missing)
         watch = Watch()

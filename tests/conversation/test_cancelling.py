@@ -19,13 +19,13 @@ class AtRead:
         self.reads = 0
         real = PreadFetcher.submit
 
-        def submit(fetcher: PreadFetcher, batch: object, /) -> object:
+        def submit(fetcher: PreadFetcher, batch: object, /, **options: bool) -> object:
             self.reads += 1
             if self.reads == n:
                 thread = threading.Thread(target=act)
                 thread.start()
                 thread.join()
-            return real(fetcher, batch)  # type: ignore[arg-type]
+            return real(fetcher, batch, **options)  # type: ignore[arg-type]
 
         monkeypatch.setattr(PreadFetcher, "submit", submit)
 

@@ -12,14 +12,15 @@ import pytest
 
 import bmoe
 from bmoe.errors import ReadError
-from bmoe.native import io
+from bmoe.native import aio, io, uring
 
 from .runs import EVICTING, LONG, PROFILE, PROMPT, one_line, run, stop_of
 
 FETCHERS = [
     pytest.param(("pread", 1), id="pread-1"),
     pytest.param(("pread", 4), id="pread-4"),
-    pytest.param(("aio", 1), id="aio", marks=pytest.mark.skipif(bool(io.aio_missing()), reason="no native AIO here")),
+    pytest.param(("aio", 1), id="aio", marks=pytest.mark.skipif(bool(aio.missing()), reason="no native AIO here")),
+    pytest.param(("uring", 1), id="uring", marks=pytest.mark.skipif(bool(uring.missing()), reason="no io_uring here")),
 ]
 
 
@@ -30,32 +31,40 @@ class Fault:
         self.left = -1
         self.result: int | None = None
         self._lock = threading.Lock()
-        real_pread, real_collect = io.pread, io.AioCalls.collect
+        real_pread, real_collect, real_ring = io.pread, aio.AioCalls.collect, uring.Ring.collect
 
         def pread(fd: int, address: int, nbytes: int, offset: int) -> int:
             got = real_pread(fd, address, nbytes, offset)
             if not self._strikes():
                 return got
-            assert self.result is not None
-            short = self.result
+            short = self._struck()
             if short > 0:
                 ctypes.memset(address + short, 0xAA, nbytes - short)
-                self.arm(0, 0)  # the rest of a short read is not there either
             return short
 
-        def collect(calls: io.AioCalls, least: int, most: int, events: int) -> int:
+        def collect(calls: aio.AioCalls, least: int, most: int, events: int) -> int:
             got = real_collect(calls, least, most, events)
             for index in range(got):
                 if self._strikes():
-                    assert self.result is not None
-                    ctypes.c_int64.from_address(events + 32 * index + 16).value = self.result
+                    ctypes.c_int64.from_address(events + 32 * index + 16).value = self._struck()
             return got
 
+        def ring(calls: uring.Ring, least: int) -> list[tuple[int, int]]:
+            return [(identity, self._struck() if self._strikes() else n) for identity, n in real_ring(calls, least)]
+
         monkeypatch.setattr(io, "pread", pread)
-        monkeypatch.setattr(io.AioCalls, "collect", collect)
+        monkeypatch.setattr(aio.AioCalls, "collect", collect)
+        monkeypatch.setattr(uring.Ring, "collect", ring)
 
     def arm(self, n: int, result: int) -> None:
         self.left, self.result = n, result
+
+    def _struck(self) -> int:
+        assert self.result is not None
+        result = self.result
+        if result > 0:
+            self.arm(0, 0)  # the rest of a short read is not there either
+        return result
 
     def _strikes(self) -> bool:
         with self._lock:

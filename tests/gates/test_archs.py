@@ -53,11 +53,17 @@ class Altered:
         self.inner, self.alter = inner, alter
         self.direct, self.note = inner.direct if direct is None else direct, inner.note
 
-    def submit(self, reads: ReadBatch, /) -> Any:
-        return self.inner.submit(self.alter(reads))
+    def submit(self, reads: ReadBatch, /, *, ahead: bool = False) -> Any:
+        return self.inner.submit(self.alter(reads), ahead=ahead)
 
     def wait(self, ticket: Any, upto: int, /) -> int:
         return self.inner.wait(ticket, upto)
+
+    def ready(self, ticket: Any, upto: int, /) -> bool:
+        return self.inner.ready(ticket, upto)
+
+    def cancel(self, ticket: Any, /) -> None:
+        self.inner.cancel(ticket)
 
     def close(self) -> None:
         self.inner.close()

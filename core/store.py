@@ -52,10 +52,10 @@ class Store(Protocol):
         """
 
     def ahead(self, bank: int) -> ReadBatch | None:
-        """Make room for all that is missing of the next bank and say what to read, in file order; None if it does not
-        fit beside the bank that was staged last.
+        """Make room for all that is missing of the next bank and say what to read, in file order.
 
-        Reads of a projection may begin when the product with that projection of the bank before was computed.
+        None if it does not fit beside the bank that was staged last. Reads of a projection may begin when the product
+        with that projection of the bank before was computed.
         """
 
     def commit(self, bank: int) -> None:
@@ -75,7 +75,10 @@ class Store(Protocol):
 
 
 class ExpertStore:
-    """Cache on. ``seam.resident`` mirrors which entries are valid, for the eval hook's own look-ups."""
+    """Cache on. ``seam.resident`` mirrors which entries are valid, for the eval hook's own look-ups.
+
+    ``staged`` are the entries, per bank, that have their memory and wait for their bytes.
+    """
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class ExpertStore:
         self.frames = Frames(budget_bytes // memory.PAGE, slices, max_mappings, pooled=not whole)
         self._evicted: set[ExpertKey] = set()
         self._pinned: set[ExpertKey] = set()
-        self._staged: dict[int, list[ExpertKey]] = {}
+        self.staged: dict[int, list[ExpertKey]] = {}
         self._passing: dict[ExpertKey, None] = {}
 
     @property
@@ -132,7 +135,7 @@ class ExpertStore:
         counters.lookups += len(keys)
         counters.hits += len(keys) - len(missing)
         self._pinned = set(keys)
-        if arriving := self._staged.get(bank):
+        if arriving := self.staged.get(bank):
             known = set(arriving)
             self._pinned |= known
             missing = [key for key in missing if key not in known]
@@ -155,20 +158,20 @@ class ExpertStore:
     def commit(self, bank: int) -> None:
         """Mark the bank's staged entries valid."""
         shift = self._entry_base[bank] - self._key_base[bank]
-        for key in self._staged.get(bank, ()):
+        for key in self.staged.get(bank, ()):
             self._resident[key + shift] = 1
-        self._staged.pop(bank, None)
+        self.staged.pop(bank, None)
 
     def abandon(self) -> None:
         """Forget the staged entries and return their pages."""
         try:
-            for bank, keys in self._staged.items():
+            for bank, keys in self.staged.items():
                 pages, base, entry = self._pages[bank], self._key_base[bank], self._entry_base[bank]
                 for key in keys:
                     self._resident[key - base + entry] = 0
                     self._forget(key)
                     self.frames.give_back(self.frames.vacate(pages, key - base))
-            self._staged.clear()
+            self.staged.clear()
         except BaseException:
             self._start_over()
             raise
@@ -188,7 +191,7 @@ class ExpertStore:
         frames = self.frames
         self._pinned = set()
         try:
-            if self._staged:  # an interrupt came between two steps
+            if self.staged:  # an interrupt came between two steps
                 self._start_over()
             while frames.held > frames.budget:
                 if frames.dissolve_pool() or frames.sweep():
@@ -221,7 +224,7 @@ class ExpertStore:
 
     def _admit(self, bank: int, keys: list[ExpertKey]) -> list[int]:
         """Make room for entries and bring memory to them, one after the other; their experts."""
-        self._staged.setdefault(bank, []).extend(keys)
+        self.staged.setdefault(bank, []).extend(keys)
         pages, base = self._pages[bank], self._key_base[bank]
         experts = [key - base for key in keys]
         try:
@@ -285,7 +288,7 @@ class ExpertStore:
                 with contextlib.suppress(Exception):
                     self._forget(key_base + expert)
                 self._resident[base + expert] = 0
-        self._staged.clear()
+        self.staged.clear()
         self._passing.clear()
         self.frames.forget_all()
         for row in self._regions:

@@ -332,7 +332,8 @@ def prove(engine: RecordingEngine, watch: Watch, cell: Cell) -> None:
     assert cell.seam in ("auto", engine.seam.name)
     assert watch.fetcher.direct or not cell.direct or watch.fetcher.note, "not direct, and nobody says why"
     assert not (watch.fetcher.direct and not cell.direct), "direct although buffered reads were asked for"
-    assert counters.lookups - counters.hits == read, f"{read} entries were read for {counters} "
+    assert counters.lookups - counters.hits <= read, f"{read} entries were read for {counters} "
+    assert cell.overlap != "off" or counters.lookups - counters.hits == read, "something was read for nothing"
     least, most = watch.fetcher.bounds()
     assert least <= watch.fetcher.nbytes <= most, "the bytes that arrived are not those of the entries that missed"
     assert engine.stream.counters.read_bytes == watch.fetcher.nbytes
@@ -351,7 +352,8 @@ def prove(engine: RecordingEngine, watch: Watch, cell: Cell) -> None:
     else:
         assert counters.evictions > 0, "nothing was evicted: give the gate a model whose prompts use every expert"
         assert counters.rereads > 0, "no evicted entry came back"
-        assert policy.victims >= counters.evictions == policy.forgotten
+        assert policy.victims >= counters.evictions or cell.overlap != "off"
+        assert counters.evictions == policy.forgotten
     if cell.budget in ("half", "all-but-one", "all"):
         assert counters.hits > 0, "nothing was ever found in the cache"
 

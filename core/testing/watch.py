@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,32 @@ from bmoe.plan import Plan
 POISON = 0xAA
 
 
+@dataclass(slots=True)
+class _Slice:
+    """An expert's own bytes of one projection: ``start`` in memory, ``first`` in the file, ``stride`` bytes."""
+
+    key: ExpertKey
+    start: int
+    first: int
+    stride: int
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A ticket: the slices that it brings in, the bytes of it that have arrived, and whether it is to fail."""
+
+    inner: Ticket | None
+    slices: list[_Slice]
+    last: int
+    fails: bool
+    arrived: int = 0
+    nbytes: int = 0
+
+
 class WatchedFetcher:
-    """Poisons the destination of every read before the fetcher under test sees it, and checks that it is an expert's.
+    """Poisons the destination of every read before the fetcher under test sees it, and checks where it leads.
+
+    A read is of one expert's pages, or of several that lie side by side.
 
     ``read`` counts the entries that were read, ``nbytes`` what arrived. With ``fail_in`` n, the n-th batch from now
     raises ReadError: when it is submitted, without being read, or when ``fail_stage`` (negative: from the last) is
@@ -44,13 +68,14 @@ class WatchedFetcher:
 
     def __init__(self, inner: Fetcher, facts: ModelFacts) -> None:
         self._inner, self._facts = inner, facts
-        self._entries: dict[Read, tuple[ExpertKey, int, int]] = {}
+        self._slices: list[tuple[int, int, list[_Slice]]] = []
+        self._staged: Callable[[], Collection[ExpertKey] | None] = lambda: None
         self._ends = [shard.nbytes for shard in facts.shards]
         self._projections = {expert_key(b.layer, 0, b.bank) >> 16: len(b.projections) for b in facts.banks}
+        self._parts: Counter[ExpertKey] = Counter()
         self.read: Counter[ExpertKey] = Counter()
-        self.batches = self.nbytes = self._arrived = 0
+        self.batches = self.nbytes = 0
         self.fail_in = self.fail_stage = 0
-        self._failing: list[Read] | None = None
 
     @property
     def direct(self) -> bool:
@@ -62,62 +87,125 @@ class WatchedFetcher:
         """As the fetcher under test says."""
         return self._inner.note
 
-    def expect(self, addresses: Sequence[Sequence[int]]) -> None:
-        """Learn where each bank's experts lie in memory: from then on any other read is an error."""
-        for bank, places in zip(self._facts.banks, addresses, strict=True):
-            self._entries.update(_reads(bank, places))
+    def expect(
+        self, addresses: Sequence[Sequence[int]], staged: Callable[[], Collection[ExpertKey] | None] = lambda: None
+    ) -> None:
+        """Learn where each bank's experts lie in memory: from then on any other read is an error.
 
-    def submit(self, reads: ReadBatch, /) -> Ticket:
+        ``staged`` says which entries a long read may stand for; None = all that it covers.
+        """
+        self._staged = staged
+        for bank, places in zip(self._facts.banks, addresses, strict=True):
+            for stage, (p, place) in enumerate(zip(bank.projections, places, strict=True)):
+                row = [
+                    _Slice(
+                        expert_key(bank.layer, e, bank.bank), place + e * p.stride, p.offset + e * p.stride, p.stride
+                    )
+                    for e in range(bank.n_expert)
+                ]
+                self._slices.append((stage, p.shard, row))
+
+    def submit(self, reads: ReadBatch, /, *, ahead: bool = False) -> Ticket:
         """Check, poison, pass on."""
         rows = [reads.row(index) for index in range(len(reads))]
-        found: Counter[ExpertKey] = Counter()
-        for row in rows:
-            assert row in self._entries, f"no expert lies there: {row}"
-            found[self._entries[row][0]] += 1
+        long = rows[0].stage == rows[-1].stage  # a projection by itself: read ahead, all that is missing of a layer
+        found = {(row.stage, slice_.key): slice_ for row in rows for slice_ in self._covered(row, long)}
+        slices = list(found.values())
         assert [row.stage for row in rows] == sorted(row.stage for row in rows), "reads are not ordered by stage"
-        for key, count in found.items():
-            assert count == self._projections[key >> 16], f"{count} projections of entry {key:#x} are read"
         self.fail_in -= 1
-        self._failing = rows if self.fail_in == 0 else None
-        if self._failing and self.fail_stage == 0:
-            self._fail()
+        watched = _Watched(None, slices, rows[-1].stage, self.fail_in == 0)
+        if watched.fails and self.fail_stage == 0:
+            self._fail(watched)
         for row in rows:
             memory.fill(row.address, POISON, row.length)
         self.batches += 1
-        self._arrived = 0
-        self.read.update(found.keys())
-        return self._inner.submit(reads)
+        for slice_ in slices:
+            self._parts[slice_.key] += 1
+            if self._parts[slice_.key] == self._projections[slice_.key >> 16]:
+                self.read[slice_.key] += 1
+                del self._parts[slice_.key]
+        watched.inner = self._inner.submit(reads, ahead=ahead)
+        watched.nbytes = watched.inner.nbytes
+        return watched
 
     def wait(self, ticket: Ticket, upto: int, /) -> int:
         """Pass on; a batch is waited for in one or several steps, and each says what has arrived so far."""
-        if self._failing:
-            last = self._failing[-1].stage
-            if upto >= self.fail_stage % (last + 1):
-                self._inner.wait(ticket, last)
-                self._fail()
-        arrived = self._inner.wait(ticket, upto)
-        self.nbytes += arrived - self._arrived
-        self._arrived = arrived
+        assert isinstance(ticket, _Watched)
+        assert ticket.inner is not None
+        if ticket.fails and upto >= self.fail_stage % (ticket.last + 1):
+            self._inner.wait(ticket.inner, ticket.last)
+            self._fail(ticket)
+        arrived = self._inner.wait(ticket.inner, upto)
+        self.nbytes += arrived - ticket.arrived
+        ticket.arrived = arrived
         return arrived
 
-    def _fail(self) -> None:
-        for row in self._failing or ():
-            _, start, size = self._entries[row]  # a real read would not destroy what a neighbour holds
-            memory.fill(start, POISON, size)
-        self._failing = None
+    def ready(self, ticket: Ticket, upto: int, /) -> bool:
+        """Pass on."""
+        assert isinstance(ticket, _Watched)
+        assert ticket.inner is not None
+        return self._inner.ready(ticket.inner, upto)
+
+    def cancel(self, ticket: Ticket, /) -> None:
+        """Pass on; what it would have brought in is read again when it is needed."""
+        assert isinstance(ticket, _Watched)
+        assert ticket.inner is not None
+        for slice_ in ticket.slices:
+            self._parts.pop(slice_.key, None)
+        self._inner.cancel(ticket.inner)
+
+    def _covered(self, row: Read, long: bool) -> list[_Slice]:
+        """The experts whose slices a read brings in: exactly their pages, from the first one's to the last one's."""
+        staged = self._staged()
+        for stage, shard, slices in self._slices:
+            whole = _reading(slices, stage, shard)
+            within = 0 <= row.offset - whole.offset < whole.length  # all layers may have one place in memory
+            if (
+                (stage, shard) == (row.stage, row.shard)
+                and within
+                and row.address - whole.address == row.offset - whole.offset
+            ):
+                break
+        else:
+            raise AssertionError(f"no expert lies there: {row}")
+        last = row.address + row.required
+        inside = [s for s in slices if row.address <= s.start and s.start + s.stride <= last]
+        if staged is None and not long:  # small experts share pages, and nobody says which of them was asked for
+            inside = inside[-1:]
+        found = [s for s in inside if staged is None or s.key in staged]
+        assert found, f"no expert that was asked for lies there: {row}"
+        alone = row == _reading(found[-1:], stage, shard)
+        assert alone or len(found) == found[-1].key - found[0].key + 1, f"experts nobody asked for are read: {row}"
+        assert alone or row == _reading(found, stage, shard), f"not the pages of the experts that it covers: {row}"
+        return found
+
+    def _fail(self, ticket: _Watched) -> None:
+        for slice_ in ticket.slices:  # a real read would not destroy what a neighbour holds
+            memory.fill(slice_.start, POISON, slice_.stride)
+        ticket.fails = False
         raise ReadError("a read failed because the gate wanted it to")
 
     def bounds(self) -> tuple[int, int]:
         """The least and the most bytes that the entries read so far can have taken."""
         least = most = 0
-        for row, (key, _, _) in self._entries.items():
-            least += self.read[key] * row.required
-            most += self.read[key] * min(row.length, self._ends[row.shard] - row.offset)
+        for stage, shard, slices in self._slices:
+            for slice_ in slices:
+                row = _reading([slice_], stage, shard)
+                least += self.read[slice_.key] * slice_.stride
+                most += self.read[slice_.key] * min(row.length, self._ends[shard] - row.offset)
         return least, most
 
     def close(self) -> None:
         """Pass on."""
         self._inner.close()
+
+
+def _reading(slices: Sequence[_Slice], stage: int, shard: int) -> Read:
+    """The read of slices that lie side by side: their pages, of which the last may end beyond the file."""
+    first, last = slices[0], slices[-1]
+    offset, end = memory.round_down(first.first), last.first + last.stride
+    address = first.start - (first.first - offset)
+    return Read(address, memory.round_up(end) - offset, end - offset, offset, shard, stage)
 
 
 class WatchedPolicy:
@@ -181,7 +269,9 @@ class Watch:
         for bank, places in zip(engine.facts.banks, addresses, strict=True):
             for projection, address in enumerate(places):
                 memory.fill(memory.round_down(address), POISON, region_bytes(bank, projection))
-        self.fetcher.expect(addresses)
+        store = engine.stream.store
+        staged = (lambda: {key for keys in store.staged.values() for key in keys}) if self.policy else lambda: None
+        self.fetcher.expect(addresses, staged)
 
 
 def within_reach(facts: ModelFacts) -> list[str] | None:
@@ -219,16 +309,3 @@ def _page_spans(bank: BankFacts, shard: int) -> list[tuple[int, int]]:
     spans = [(p.offset, p.offset + p.stride * bank.n_expert) for p in bank.projections if p.shard == shard]
     pages = [(memory.round_up(first), memory.round_down(last)) for first, last in spans]
     return [(first, last) for first, last in pages if first < last]
-
-
-def _reads(bank: BankFacts, places: Sequence[int]) -> dict[Read, tuple[ExpertKey, int, int]]:
-    """The reads that bring in each expert of a bank: its key, and where its own bytes begin and how many there are."""
-    reads: dict[Read, tuple[ExpertKey, int, int]] = {}
-    for stage, (p, place) in enumerate(zip(bank.projections, places, strict=True)):
-        for expert in range(bank.n_expert):
-            first = p.offset + expert * p.stride
-            start, offset = place + expert * p.stride, memory.round_down(first)
-            length = memory.round_up(first + p.stride) - offset
-            read = Read(start - (first - offset), length, first + p.stride - offset, offset, p.shard, stage)
-            reads[read] = (expert_key(bank.layer, expert, bank.bank), start, p.stride)
-    return reads

@@ -59,7 +59,7 @@ class BankPages:
                 shared = set(range(begin, end, page)) if not inner_bytes[expert] else {begin, end - page}
                 inside = range(int(inner_first[expert]), int(inner_last[expert]))
                 edges[expert].extend(home + at for at in sorted(shared) if at not in inside)
-        self._columns = [np.stack(column) for column in columns]
+        self._columns = np.stack([np.stack(column) for column in columns])  # [column of ReadBatch, projection, expert]
         self.interior = list(zip(*inner, strict=True))
         self.edges = [tuple(pages) for pages in edges]
         self.interior_pages = [sum(size for _, size in spans) // page for spans in self.interior]
@@ -67,17 +67,18 @@ class BankPages:
 
     def reads(self, experts: Sequence[int]) -> ReadBatch:
         """The reads that bring these experts in, first projection first."""
-        return ReadBatch(*[column[:, experts].ravel() for column in self._columns])
+        return ReadBatch(*self._columns[:, :, experts].reshape(len(self._columns), -1))
 
     def runs(self, experts: Sequence[int]) -> ReadBatch:
         """The same for ascending ``experts``, as few long reads: neighbours in the file are read together."""
         chosen = np.asarray(experts, dtype=np.int64)
         breaks = np.flatnonzero(np.diff(chosen) != 1)
         first, last = chosen[np.concatenate(([0], breaks + 1))], chosen[np.concatenate((breaks, [len(chosen) - 1]))]
-        address, length, required, offset, shard, stage = (column[:, first] for column in self._columns)
-        before = self._columns[3][:, last] - offset
-        length, required = before + self._columns[1][:, last], before + self._columns[2][:, last]
-        return ReadBatch(*[column.ravel() for column in (address, length, required, offset, shard, stage)])
+        begin, end = self._columns[:, :, first], self._columns[:, :, last]
+        address, _, _, offset, shard, stage = begin
+        before = end[3] - offset  # bytes from where the first expert's pages begin to where the last one's do
+        columns = (address, before + end[1], before + end[2], offset, shard, stage)
+        return ReadBatch(*[column.ravel() for column in columns])
 
 
 def by_stage(batch: ReadBatch) -> list[ReadBatch]:

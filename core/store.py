@@ -249,6 +249,8 @@ class ExpertStore:
                 continue
             spans = self._evict(self._pinned)
             if spans is None:
+                if frames.sweep():
+                    continue
                 break
             frames.give_back(donor)
             donor = spans

@@ -338,6 +338,8 @@ def prove(engine: RecordingEngine, watch: Watch, cell: Cell) -> None:
     assert least <= watch.fetcher.nbytes <= most, "the bytes that arrived are not those of the entries that missed"
     assert engine.stream.counters.read_bytes == watch.fetcher.nbytes
     assert (engine.stream.counters.overlapped > 0) == (cell.overlap != "off"), "reads did not overlap as they were to"
+    if cell.overlap != "off" and cell.budget in ("off", "all"):
+        assert engine.stream.counters.ahead_bytes > 0, "no layer of a prompt was read ahead"
     if cell.budget == "off":
         assert counters.hits == 0
         assert watch.policy is None

@@ -120,8 +120,8 @@ class ExpertStore:
         self._budget = budget_bytes // memory.PAGE
         sizes = [[region_bytes(b, p) for p in range(len(b.projections))] for b in banks]
         # With room for everything, huge pages hold no more than the experts themselves and spare the TLB.
-        whole = sum(map(sum, sizes)) <= budget_bytes
-        self._regions = [[memory.reserve(size, huge=whole) for size in row] for row in sizes]
+        self._whole = sum(map(sum, sizes)) <= budget_bytes
+        self._regions = [[memory.reserve(size, huge=self._whole) for size in row] for row in sizes]
         self._pages = [BankPages(b, [r.address for r in row]) for b, row in zip(banks, self._regions, strict=True)]
         self.addresses = [pages.data for pages in self._pages]
         self._bank_of = {base >> 16: index for index, base in enumerate(seam.key_base)}
@@ -222,6 +222,11 @@ class ExpertStore:
     def resize(self, budget_bytes: int) -> None:
         """Change the budget between tokens, under memory pressure for one; shrinking evicts at once."""
         self.budget_bytes, self._budget = budget_bytes, budget_bytes // memory.PAGE
+        if self._whole and budget_bytes < sum(region.nbytes for row in self._regions for region in row):
+            self._whole = False  # a huge page would hold the neighbours of an entry that comes back
+            for row in self._regions:
+                for region in row:
+                    memory.refuse_huge(region.address, region.nbytes)
         self._idle_limit = max(16, self._budget // 128)
         self.settle()
 

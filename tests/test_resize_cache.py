@@ -86,7 +86,7 @@ def test_a_budget_below_one_cycle_is_refused_with_the_number_needed_and_changes_
         with pytest.raises(ProfileError) as caught:
             engine.resize_cache(1.5)
         need = math.ceil(engine.plan.budget.cycle_bytes / MIB)
-        assert f"resize_cache(1.5) is below what one token uses (8 experts); give at least {need}, " in str(
+        assert f"resize_cache(1.5) is below what one token uses (4 experts); give at least {need}, " in str(
             caught.value
         )
         assert (20 * MIB, 0) == (engine.stream.store.budget_bytes, engine.cache_resizes)

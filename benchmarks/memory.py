@@ -4,8 +4,8 @@
 
 Each cell runs in a process of its own: the cache off, a cache of a quarter and of half the experts. The sum is baseline
 after the imports + weights outside the experts + budget (or slots) + KV + compute buffers; ``ratio`` = peak resident
-memory / that sum, to be at most 1.03. The prompt is as wide as a ubatch, so that its routings use nearly every expert of
-a layer. Pages of mapped files, which the system may take back, are part of the peak and are also given apart.
+memory / that sum, to be at most 1.03. The prompt is as wide as a ubatch, so that its routings use nearly every expert
+of a layer. Pages of mapped files, which the system may take back, are part of the peak and are also given apart.
 """
 
 from __future__ import annotations

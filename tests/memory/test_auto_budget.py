@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from bmoe.machine import Machine
 from bmoe.plan import claimed
 from bmoe.profile import CacheSection
 from bmoe.synth import SHAPES
-from bmoe.testing.limits import MemoryLimit, memory_limit
+from bmoe.testing.limits import MemoryLimit, let_everybody_read, memory_limit
 from bmoe.testing.models import TinyModels
 from bmoe_plugins.archs.table import bmoe_archs
 
@@ -145,7 +144,7 @@ with bmoe.open({{}}, {model!r}, overrides) as engine, engine.conversation() as c
     print(json.dumps([engine.plan.budget.bytes, engine.plan.budget.cycle_bytes, s.cache_held_bytes, s.tokens, s.stop,
                       engine.plan.budget.requested, os.getuid()]))
 """
-    readable(Path(model))
+    let_everybody_read(Path(model))
     done = subprocess.run(
         limit.command([sys.executable, "-c", program]), capture_output=True, text=True, timeout=200, check=False
     )
@@ -158,12 +157,3 @@ with bmoe.open({{}}, {model!r}, overrides) as engine, engine.conversation() as c
     assert not dropped or user != 0
     assert limit.peak_bytes is None or limit.peak_bytes <= 420 * MIB
     assert not limit.read("memory.failcnt") or limit.read("memory.oom_control") is None
-
-
-def readable(path: Path) -> None:
-    """Let everybody read a file in a temporary folder of ours."""
-    path.chmod(0o644)
-    for folder in path.parents:
-        if folder == Path(folder.anchor) or folder.stat().st_uid != os.getuid():
-            break
-        folder.chmod(folder.stat().st_mode | 0o055)

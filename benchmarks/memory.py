@@ -2,15 +2,17 @@
 
     python benchmarks/memory.py [--quick] [--json]
 
-Each cell runs in a process of its own: the cache off, a cache of a quarter and of half the experts. The sum is baseline
-after the imports + weights outside the experts + budget (or slots) + KV + compute buffers; ``ratio`` = peak resident
-memory / that sum, to be at most 1.03. The prompt is as wide as a ubatch, so that its routings use nearly every expert
-of a layer. Pages of mapped files, which the system may take back, are part of the peak and are also given apart.
+Each cell runs in a process of its own: the cache off, just above one token's experts, a quarter and half of all. The
+sum is baseline after the imports + weights outside the experts + budget (or slots) + KV + compute buffers; ``ratio`` =
+peak resident memory / that sum, to be at most 1.03. The prompt is as wide as a ubatch, so that its routings use nearly
+every expert of a layer. Pages of mapped files, which the system may take back, are part of the peak and are also given
+apart.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from typing import Any
@@ -49,8 +51,9 @@ def main() -> None:
     parser.add_argument("--ubatch", type=int, default=512, help="tokens of the prompt, computed at a time")
     arguments = parser.parse_args()
     model = arguments.model or model_file(8 if arguments.quick else 24, arguments.folder)
-    experts = facts_of(model).expert_bytes / 2**20
-    budgets = [0, round(experts / 4), round(experts / 2)]
+    facts = facts_of(model)
+    shares = (facts.cycle_bytes * 1.05 + 2**20, facts.expert_bytes / 4, facts.expert_bytes / 2)
+    budgets = [0, *(math.ceil(nbytes / 2**20) for nbytes in shares)]
     cells = [cell(model, mib, arguments.ubatch, arguments.tokens, arguments.threads) for mib in budgets]
     result = {"benchmark": "memory", "ubatch": arguments.ubatch, "model": model, "cells": cells}
     if arguments.json:

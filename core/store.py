@@ -223,7 +223,7 @@ class ExpertStore:
         """Change the budget between tokens, under memory pressure for one; shrinking evicts at once."""
         self.budget_bytes, self._budget = budget_bytes, budget_bytes // memory.PAGE
         if self._whole and budget_bytes < sum(region.nbytes for row in self._regions for region in row):
-            self._whole = False  # a huge page would hold the neighbours of an entry that comes back
+            self._whole = False  # the kernel may put huge pages together later, which would hold an entry's neighbours
             for row in self._regions:
                 for region in row:
                     memory.refuse_huge(region.address, region.nbytes)

@@ -62,7 +62,7 @@ def test_shrinking_gives_pages_back_and_the_output_stays(model, everything):
         for _ in range(3):
             after = run(conversation)
             assert before.logits_sha256 == after.logits_sha256
-        # what comes back comes in pages of its own size, not in huge ones that hold its neighbours
+        # what comes back takes no more than the budget
         assert anonymous() - small <= 20 * MIB - now + 2 * MIB
         assert (20 * MIB, 1) == (after.cache_budget_bytes, after.cache_resizes)
         assert after.cache_held_bytes <= 20 * MIB

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bmoe.contracts import BankFacts, CacheFacts, ModelFacts
+from bmoe.errors import ProfileError
 from bmoe.machine import Machine
 from bmoe.problems import toml_value
 from bmoe.profile import CacheSection
@@ -77,17 +78,63 @@ def widest_ubatch(budget: CacheBudget, facts: ModelFacts, page_bytes: int) -> in
     return min(widths, default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """Bytes that will be taken from what is free beside the cache, and that an automatic budget therefore leaves.
+
+    ``kv`` and ``compute`` of one conversation, ``copied`` by a dense placement that copies weights, ``draft`` for
+    drafting, ``arena`` for the buffers of a prefill. Weights that stay in the model's mapping are not among them: the
+    system may take those pages back, and ``cache.floor_mb`` is for them.
+    """
+
+    kv: int = 0
+    compute: int = 0
+    copied: int = 0
+    draft: int = 0
+    arena: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Their sum."""
+        return self.kv + self.compute + self.copied + self.draft + self.arena
+
+
+NOTHING = Claims()
+
+
+def compute_bytes(facts: ModelFacts, ctx: int, ubatch: int, *, flash: bool = True, all_logits: bool = False) -> int:
+    """A bound of llama.cpp's compute buffers for one context, from what a graph of ``ubatch`` tokens must hold at once.
+
+    Every routed expert of a token has an input, two inner vectors and an output; beside them lives a layer's attention,
+    over masks of ``ctx`` by ``ubatch``, without flash attention with a score per head as well. ``all_logits``: a model
+    that outputs every token. The buffers themselves are known only once a context exists; they are larger where
+    llama.cpp leaves out a flash attention that it could choose (grok and minimax-m3 so far), for which
+    ``cache.floor_mb`` has room.
+    """
+    vocabulary = {t.name for t in facts.dense if facts.n_vocab in t.shape}
+    widest = max((t.shape[-1] for t in facts.dense if t.name not in vocabulary and len(t.shape) > 1), default=0)
+    widest = max(widest, facts.n_embd)
+    routed = facts.n_used * 3 * max(facts.n_embd, facts.expert_width)
+    per_token = routed + 6 * widest + 2 * facts.n_expert + (2 * facts.n_vocab if all_logits else 0)
+    per_position = 4 if flash else 4 * (facts.n_head + 4)
+    return ubatch * (4 * per_token + per_position * ctx) + 4 * facts.n_vocab + (8 << 20)
+
+
 def decide_budget(
     cache: CacheSection,
     policy: str,
     facts: ModelFacts,
     machine: Machine,
     below_cycle: Callable[[CacheBudget], bool],
+    claims: Claims = NOTHING,
 ) -> BudgetOutcome:
-    """The budget for ``policy``, the chosen cache policy ("" if it is not known).
+    """The budget for ``policy``, the chosen cache policy ("" if it is not known), beside what else will be taken.
 
     ``below_cycle(budget)`` tells whether the policy has hits below one token's cycle; asked only where it matters.
     """
+    if machine.available_bytes is not None:
+        left = max(0, machine.available_bytes - claims.nbytes)
+        machine = replace(machine, available_bytes=left)
 
     def sized(amount: float) -> CacheBudget:
         return size_budget(int(amount), cache.budget_mb, facts, machine.page_bytes)
@@ -113,6 +160,26 @@ def decide_budget(
         free = machine.available_bytes // MIB
         return BudgetOutcome(budget, notice=f"cache.budget_mb is {budget.bytes // MIB} MiB, but only {free} are free")
     return BudgetOutcome(budget)
+
+
+def resized(budget_mb: float, facts: ModelFacts, page_bytes: int, below_cycle: bool) -> int:
+    """The bytes of a budget that an open cache is given anew, at most what all experts hold; ProfileError if refused.
+
+    Refused is what a plan refuses too: less than one token uses, unless the policy hits ``below_cycle``.
+    """
+    said = f"resize_cache({budget_mb!r})"
+    number = isinstance(budget_mb, int | float) and not isinstance(budget_mb, bool)
+    if not number or not 0 <= budget_mb < math.inf:
+        raise ProfileError(f"{said}: the budget is no number of MiB; give one of at least 0")
+    budget = size_budget(round(budget_mb * MIB), budget_mb, facts, page_bytes)
+    smallest = min(bank.entry_bytes for bank in facts.banks)
+    need = smallest if below_cycle else budget.cycle_bytes
+    if budget.bytes < need:
+        raise ProfileError(
+            f"{said} is below what one token uses ({budget.cycle} experts); give at least {math.ceil(need / MIB)}, "
+            "or open the engine with cache.budget_mb = 0 to turn the cache off"
+        )
+    return budget.bytes
 
 
 def _too_small(cache: CacheSection, policy: str, budget: CacheBudget) -> str:

@@ -139,7 +139,8 @@ class ModelFacts:
     """Everything that is known of a model before llama.cpp opens it; read from gguf headers, never from tensor data.
 
     ``banks`` are those of the trunk, ``nextn_banks`` those of the MTP head; ``n_layer`` counts both. ``kv_elements`` is
-    what one token adds to the KV, over all layers (0 = unknown).
+    what one token adds to the KV, over all layers; ``n_head`` the most attention heads of a layer; ``expert_width`` the
+    longest vector that goes into, or comes out of, a product with one expert (0 = unknown).
     """
 
     path: str
@@ -158,6 +159,8 @@ class ModelFacts:
     chat_template: str | None = None
     nextn_banks: tuple[BankFacts, ...] = ()
     kv_elements: int = 0
+    n_head: int = 0
+    expert_width: int = 0
 
     @property
     def file_bytes(self) -> int:
@@ -583,6 +586,9 @@ class TokenRecord:
     majflt: int | None = None
     minflt: int | None = None
     rss_bytes: int | None = None
+    rss_anon_bytes: int | None = None
+    rss_file_bytes: int | None = None
+    rss_shmem_bytes: int | None = None
     swap_bytes: int | None = None
     psi_some_us: int | None = None
     drafted: int | None = None
@@ -622,7 +628,7 @@ class RunSummary:
     than given if it was cancelled before. ``stop`` is why it ended: ``length``, ``context`` (no room for more),
     ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``; ``slot_bytes`` is reserved for
     shared slots when the cache is off. ``open_peak_rss_bytes`` is the process's peak up to the end of opening,
-    ``peak_rss_bytes`` since then.
+    ``peak_rss_bytes`` since then; ``cache_resizes`` counts since then too.
     """
 
     tokens: int
@@ -654,6 +660,7 @@ class RunSummary:
     lossy: bool
     stop: str
     logits_sha256: str | None = None
+    cache_resizes: int = 0
 
 
 class Sink(Protocol):

@@ -141,6 +141,7 @@ class Conversation:
                         engine.sinks.token(record)
                         if account.tokens == limit:
                             account.stop = "length" if limit == wanted else "context"
+                        engine.relieve()
                         yield Token(step.token, piece, record)
                         account.resumed()
                 except Stopped:
@@ -254,6 +255,7 @@ class _Account:
             slot_bytes=store.slot_bytes if store is not None else 0,
             cache_budget_bytes=store.budget_bytes if store is not None else 0,
             cache_held_bytes=store.held_bytes if store is not None else 0,
+            cache_resizes=engine.cache_resizes,
             direct_io=engine.stream.fetcher.direct if engine.stream is not None else None,
             seam=engine.seam.name if store is not None else "none",
             lossy=engine.plan.lossy,

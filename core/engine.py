@@ -7,19 +7,23 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bmoe.bind import HotPath, bind
+from bmoe.budget import resized
 from bmoe.contracts import DenseTensor, Placement, RunRecord
 from bmoe.decode import DecodeCost
-from bmoe.errors import NativeError
+from bmoe.errors import NativeError, ProfileError
 from bmoe.log import get_logger
 from bmoe.machine import read_machine
 from bmoe.native import capture, interrupts, tensor
 from bmoe.native.evalhook import Seam, make_seam
+from bmoe.native.memory import PAGE
 from bmoe.native.model import Context, ContextOptions, Model
 from bmoe.plan import Plan
+from bmoe.pressure import PressureWatch
 from bmoe.process import ProcessCounters
 from bmoe.profile import Profile
 from bmoe.resolve import resolve
@@ -63,6 +67,7 @@ class Engine:
         # reentrant, since a signal handler may stop the decode that its own thread is about to begin
         self._turn = threading.RLock()
         self._running: Context | None = None
+        self.cache_resizes = 0
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         self._log = get_logger()
         with contextlib.ExitStack() as stack:
@@ -88,6 +93,7 @@ class Engine:
         )
         stack.callback(self.model.close)
         self.stream: Stream | None = None
+        self.buffers: dict[str, int] = {}
         self.placement: Placement | None = None
         if plan.streaming:
             store = self._make_store()
@@ -96,6 +102,11 @@ class Engine:
             self.placement = self._bind_tensors(store)
         self.process = ProcessCounters()
         stack.callback(self.process.close)
+        self.watch: PressureWatch | None = None
+        mode = plan.profile.cache.watch
+        if plan.streaming and mode != "off":
+            self.watch = PressureWatch(mode, plan.budget.cycle_bytes)
+            stack.callback(self.watch.close)
 
     def __enter__(self) -> Engine:
         return self
@@ -160,6 +171,50 @@ class Engine:
                 raise NativeError(f"{self.facts.path}: {reason}")
             return _cost(len(tokens), took, cpu, before, _snapshot(stream))
 
+    def resize_cache(self, budget_mb: float) -> int:
+        """Let cached experts take ``budget_mb`` MiB from now on; the bytes that they hold afterwards.
+
+        For memory pressure; from any thread, which waits for a decode in progress to end. Shrinking gives memory back
+        at once; growing is possible up to what all experts hold. Raises ProfileError in one line if the cache is off or
+        the policy would never hit with so little, NativeError if it is called inside a decode.
+        """
+        with self._lock:
+            _ = self.model.handle  # refuses a closed engine
+            store = self.stream.store if self.stream is not None else None
+            if not isinstance(store, ExpertStore):
+                raise ProfileError("the cache is off and cannot be resized; open with cache.budget_mb above 0")
+            if self._running is not None:
+                raise NativeError("the cache cannot be resized inside a decode; do it between two tokens")
+            budget = resized(budget_mb, self.facts, PAGE, self.hot.policy.below_cycle)
+            self._resize(store, budget)
+            return store.held_bytes
+
+    def relieve(self) -> None:
+        """Between two tokens: look for memory pressure and say so, or shrink the cache, as ``cache.watch`` asks."""
+        watch, stream = self.watch, self.stream
+        if watch is None or stream is None:
+            return
+        store = stream.store
+        advice = watch.sample(store.budget_bytes)
+        if advice is None:
+            return
+        with self._lock:
+            if advice.budget_bytes is None or not isinstance(store, ExpertStore):
+                said = "lower cache.budget_mb" if store.budget_bytes else "lower model.ctx or close other programs"
+                self._log.warning("memory is short", seen=advice.reason, remedy=said)
+            elif advice.budget_bytes < store.budget_bytes and self._running is None:
+                self._log.warning("memory is short: the cache shrinks", seen=advice.reason)
+                self._resize(store, advice.budget_bytes)
+
+    def _resize(self, store: ExpertStore, budget: int) -> None:
+        before = store.budget_bytes
+        store.resize(budget)
+        self.cache_resizes += 1
+        self._log.info("cache resized", from_mib=before >> 20, to_mib=budget >> 20, held_mib=store.held_bytes >> 20)
+        # runs that begin from now on tell the budget that they run with
+        cache = {**self.record.resolved["cache"], "budget_bytes": budget}
+        self.record = replace(self.record, resolved={**self.record.resolved, "cache": cache})
+
     def stop(self, context: Context) -> None:
         """End the decode in progress on ``context``, if there is one, at its next node; from any thread."""
         with self._turn:
@@ -201,6 +256,7 @@ class Engine:
         experts = {p.tensor: (b, i) for b, bank in enumerate(facts.banks) for i, p in enumerate(bank.projections)}
         dense = {t.name: t for t in facts.dense}
         found = capture.capture(self.model, {*experts, *dense}, self.context_options())
+        self.buffers = found.buffers
         capture.check_banks(found, facts.banks, facts.path)
         for name, (bank, projection) in experts.items():
             for structure in found.tensors[name]:
@@ -231,6 +287,7 @@ class Engine:
             "open_s": self.open_s,
             "open_read_bytes": report.read_bytes,
             "open_peak_rss_bytes": self.open_peak_rss_bytes,
+            "context_bytes": dict(self.buffers) or None,
         }
         if self.stream is None:
             return {**facts, "direct_io": None}

@@ -79,6 +79,10 @@ class _Layout:
             chat_template=template if isinstance(template, str) else None,
             nextn_banks=all_banks[len(banks) :],
             kv_elements=self._kv_elements(n_trunk),
+            n_head=self._n_head(),
+            expert_width=max(
+                (max(t.shape[:2]) for _, t in self._tensors.values() if t.name in expert_names), default=0
+            ),
         )
 
     # ---- metadata
@@ -131,6 +135,11 @@ class _Layout:
         if len(known) < len(per_layer) + 2:
             return 0
         return sum(known[:-2]) * sum(known[-2:])
+
+    def _n_head(self) -> int:
+        heads = self._value("attention.head_count")[1]
+        known = [n for n in (heads if isinstance(heads, tuple) else (heads,)) if isinstance(n, int)]
+        return max(0, *known) if known else 0
 
     def _n_vocab(self) -> int:
         if tokens := self._lengths.get("tokenizer.ggml.tokens"):

@@ -29,7 +29,7 @@ class Machine:
 
 def read_machine(root: Path = Path("/")) -> Machine:
     """Look at this machine now. ``root`` is where /proc and /sys are found."""
-    groups = list(_groups(root))
+    groups = list(control_groups(root))
     return Machine(
         cpus=_cpus(groups),
         page_bytes=mmap.PAGESIZE,
@@ -61,14 +61,18 @@ def _field(path: Path, key: str) -> int | None:
     return None
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """The folders of this process's control groups, innermost first; a limit may be set on any of them."""
+def control_groups(root: Path = Path("/")) -> Iterator[Path]:
+    """The folders of this process's control groups, innermost first; a limit may be set on any of them.
+
+    Of version 1 those that limit memory or processors; of version 2 all, also where it is mounted beside version 1.
+    """
     mount = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, inside = ([*line.split(":", 2), "", ""])[:3]
         if controllers and not {"memory", "cpu"} & set(controllers.split(",")):
             continue
-        top = mount / controllers if controllers else mount
+        unified = mount / "unified" if (mount / "unified").is_dir() else mount
+        top = mount / controllers if controllers else unified
         parts = [part for part in inside.split("/") if part and part != ".."]
         for length in range(len(parts), -1, -1):
             folder = top.joinpath(*parts[:length])
@@ -93,14 +97,20 @@ def _available(root: Path, groups: list[Path]) -> int | None:
     kib = _field(root / "proc/meminfo", "MemAvailable")
     if kib is None:
         return None
-    available = kib * 1024
-    for group in groups:
-        for limit_name, used_name, reclaimable in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            limit, used = _number(group / limit_name), _number(group / used_name)
-            if limit is not None and used is not None:
-                free = limit - used + (_field(group / "memory.stat", reclaimable) or 0)
-                available = min(available, max(0, free))
-    return available
+    return min([kib * 1024, *(free for group in groups if (free := _free_in(group)) is not None)])
+
+
+def _free_in(group: Path) -> int | None:
+    """What a control group still grants: its limit less what is used, where file cache that nobody uses is free."""
+    stat = group / "memory.stat"
+    used = _number(group / "memory.current")
+    if used is not None:
+        # above memory.high a group is not refused memory, but slowed down until it gives some back
+        limits, idle = [_number(group / "memory.max"), _number(group / "memory.high")], _field(stat, "inactive_file")
+    else:
+        used = _number(group / "memory.usage_in_bytes")
+        # the second is the least of those above it too, which a container may not show
+        limits = [_number(group / "memory.limit_in_bytes"), _field(stat, "hierarchical_memory_limit")]
+        idle = _field(stat, "total_inactive_file")
+    known = [limit for limit in limits if limit is not None]
+    return max(0, min(known) - used + (idle or 0)) if known and used is not None else None

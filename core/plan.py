@@ -6,14 +6,21 @@ is in :meth:`Plan.resolved`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from bmoe.budget import BudgetOutcome, CacheBudget, decide_budget, size_budget, widest_ubatch
+from bmoe.budget import (
+    BudgetOutcome,
+    CacheBudget,
+    Claims,
+    compute_bytes,
+    decide_budget,
+    size_budget,
+    widest_ubatch,
+)
 from bmoe.choices import Choice, Chooser
 from bmoe.contracts import ArchRow, Facts, FetchFacts, ModelFacts
 from bmoe.errors import PluginError, ProfileError
@@ -245,10 +252,9 @@ class _Planner(Chooser):
                 return True
             return bool(getattr(built, "below_cycle", False))
 
-        if machine.available_bytes is not None:
-            free = max(0, machine.available_bytes - kv_bytes(self.profile, facts))
-            machine = dataclasses.replace(machine, available_bytes=free)
-        outcome: BudgetOutcome = decide_budget(section, cache.name if cache else "", facts, machine, below_cycle)
+        claims = claimed(self.profile, facts, self.catalog.archs.get(facts.arch))
+        name = cache.name if cache else ""
+        outcome: BudgetOutcome = decide_budget(section, name, facts, machine, below_cycle, claims)
         if outcome.problem:
             key, _, rest = outcome.problem.partition(" = ")
             self.problem(key, f" = {rest}", "stream.enabled")
@@ -260,6 +266,19 @@ class _Planner(Chooser):
 def kv_bytes(profile: Profile, facts: ModelFacts) -> int:
     """Bytes of one conversation's KV; 0 if the model does not say."""
     return int(facts.kv_elements * profile.model.ctx * _KV_BYTES[profile.model.kv_type])
+
+
+def claimed(profile: Profile, facts: ModelFacts, row: ArchRow | None) -> Claims:
+    """What one conversation takes beside the cache."""
+    model = profile.model
+    compute = compute_bytes(
+        facts,
+        model.ctx,
+        min(model.ubatch, model.ctx),
+        flash=model.flash_attention is not False,
+        all_logits=row is not None and "denoising" in row.has,
+    )
+    return Claims(kv=kv_bytes(profile, facts), compute=compute)
 
 
 def _build_facts(profile: Profile, model: ModelFacts, budget: CacheBudget, ubatch: int) -> Facts:

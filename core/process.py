@@ -9,11 +9,17 @@ from typing import NamedTuple
 
 
 class ProcessSample(NamedTuple):
-    """Process counters: faults and stall time since the last sample, sizes as they are now. None = unmeasured."""
+    """Process counters: faults and stall time since the last sample, sizes as they are now. None = unmeasured.
+
+    ``rss_bytes`` is the sum of its own memory (``anon``), of pages of mapped files, and of shared memory.
+    """
 
     majflt: int | None
     minflt: int | None
     rss_bytes: int | None
+    rss_anon_bytes: int | None
+    rss_file_bytes: int | None
+    rss_shmem_bytes: int | None
     swap_bytes: int | None
     psi_some_us: int | None
 
@@ -43,7 +49,9 @@ class ProcessCounters:
             stall = stalled - self._stalled
         self._faults, self._stalled = faults, stalled
         status = _pread(self._status)
-        return ProcessSample(major, minor, _kib(status, b"VmRSS:"), _kib(status, b"VmSwap:"), stall)
+        kinds = (b"VmRSS:", b"RssAnon:", b"RssFile:", b"RssShmem:", b"VmSwap:")
+        rss, anon, mapped, shared, swap = (_kib(status, key) for key in kinds)
+        return ProcessSample(major, minor, rss, anon, mapped, shared, swap, stall)
 
     def forget_peak(self) -> None:
         """Let :meth:`peak_rss_bytes` start from what is resident now, where the kernel allows it.

@@ -75,6 +75,9 @@ class CacheSection(Section):
     ceil_mb: Annotated[float, number(0, _MOST_MIB)] = Field(
         default=0, description="MiB an automatic budget never exceeds; 0 = no limit"
     )
+    watch: Annotated[Literal["off", "warn", "shrink"], choice("off", "warn", "shrink")] = Field(
+        default="warn", description="what is done when memory is short"
+    )
     heat: FilePath | None = Field(default=None, description="file that keeps use counts between runs")
     options: OptionTable = Field(default={}, description="options of the policy")
 

@@ -94,8 +94,8 @@ class ExpertStore:
         self.counters = StoreCounters()
         sizes = [[region_bytes(b, p) for p in range(len(b.projections))] for b in banks]
         # With room for everything, huge pages hold no more than the experts themselves and spare the TLB.
-        whole = sum(map(sum, sizes)) <= budget_bytes
-        self._regions = [[memory.reserve(size, huge=whole) for size in row] for row in sizes]
+        self._whole = sum(map(sum, sizes)) <= budget_bytes
+        self._regions = [[memory.reserve(size, huge=self._whole) for size in row] for row in sizes]
         self._pages = [BankPages(b, [r.address for r in row]) for b, row in zip(banks, self._regions, strict=True)]
         self._whole_pages = [sum(row) // memory.PAGE for row in sizes]
         self.addresses = [pages.data for pages in self._pages]
@@ -104,7 +104,7 @@ class ExpertStore:
         self._touch, self._victim = policy.touch, policy.victim
         self._admitted, self._forget = policy.admit, policy.forget
         slices = sum(b.n_expert * len(b.projections) for b in banks)
-        self.frames = Frames(budget_bytes // memory.PAGE, slices, max_mappings, pooled=not whole)
+        self.frames = Frames(budget_bytes // memory.PAGE, slices, max_mappings, pooled=not self._whole)
         self._evicted: set[ExpertKey] = set()
         self._pinned: set[ExpertKey] = set()
         self.staged: dict[int, list[ExpertKey]] = {}
@@ -207,6 +207,11 @@ class ExpertStore:
     def resize(self, budget_bytes: int) -> None:
         """Change the budget between tokens, under memory pressure for one; shrinking evicts at once."""
         self.budget_bytes, self.frames.budget = budget_bytes, budget_bytes // memory.PAGE
+        if self._whole and budget_bytes < sum(region.nbytes for row in self._regions for region in row):
+            self._whole = False  # the kernel may put huge pages together later, which would hold an entry's neighbours
+            for row in self._regions:
+                for region in row:
+                    memory.refuse_huge(region.address, region.nbytes)
         self.settle()
 
     def close(self) -> None:

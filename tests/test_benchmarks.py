@@ -70,6 +70,38 @@ def test_another_engine_is_run_in_turn_and_its_figures_are_read(model, tmp_path)
         assert cell["low"] <= cell["ratio"] <= cell["high"]
 
 
+@pytest.mark.slow
+def test_memory_gives_peaks_against_the_sum_of_their_parts(model):
+    done = run("memory.py", "--quick", "--json", "--model", model, "--tokens", "3", "--ubatch", "16")
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(done.stdout)["cells"]
+    assert 4 == len(cells)
+    for cell in cells:
+        assert cell["sum_bytes"] == sum(cell["parts"].values())
+        assert {"baseline", "dense", "experts", "context_KV", "context_compute"} <= set(cell["parts"])
+        assert {"prefill", "decode"} == set(cell["ratio"])
+        assert cell["resident"]["mapped"] > 0
+
+
+@pytest.mark.slow
+def test_mmap_limit_runs_both_in_turn_below_a_limit_and_says_by_what(model):
+    from bmoe.testing.limits import memory_limit
+
+    with memory_limit(1 << 30) as limit:
+        if limit is None:
+            pytest.skip("nobody may limit memory here: no control group that can be made, no systemd")
+    # the file is smaller than the interpreter, so that the limit here is one that everything fits in
+    done = run("mmap_limit.py", "--json", "--model", model, "--pairs", "2", "--tokens", "3", "--limit", "1024")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["limited_by"] == limit.kind
+    assert result["low"] <= result["ratio"] <= result["high"]
+    assert [2, 2] == [len(result["runs"][side]) for side in ("bmoe", "llama.cpp")]
+    assert result["budget_bytes"] > 0
+    assert result["defaults"]["tok_s"] > 0
+    assert all(run["charged_peak_bytes"] <= 1 << 30 for runs in result["runs"].values() for run in runs)
+
+
 def test_an_interval_holds_its_ratio_and_equal_sides_give_one():
     sys.path.insert(0, str(BENCHMARKS))
     try:

@@ -28,7 +28,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"shards"}),
     frozenset({"layout", "native", "rows", "salvage"}),
     frozenset({"profile"}),
-    frozenset({"budget", "pages", "registry", "selection"}),
+    frozenset({"budget", "pages", "pressure", "registry", "selection"}),
     frozenset({"plugins"}),
     frozenset({"choices"}),
     frozenset({"plan"}),

@@ -77,6 +77,52 @@ def test_a_group_of_version_1_limits_memory_also_where_its_path_is_the_hosts(tmp
     assert 5 * MIB == read_machine(root).available_bytes
 
 
+def test_memory_above_which_a_group_is_slowed_down_is_not_free(tmp_path):
+    files = {"memory.max": 100 * MIB, "memory.high": 70 * MIB, "memory.current": 30 * MIB}
+    root = tree(
+        tmp_path,
+        {
+            **MEMINFO,
+            "proc/self/cgroup": "0::/app\n",
+            **{f"sys/fs/cgroup/app/{name}": str(value) for name, value in files.items()},
+        },
+    )
+
+    assert 40 * MIB == read_machine(root).available_bytes
+
+
+def test_the_limit_of_a_group_of_version_1_that_is_not_shown_counts(tmp_path):
+    group = "sys/fs/cgroup/memory"
+    root = tree(
+        tmp_path,
+        {
+            **MEMINFO,
+            "proc/self/cgroup": "2:memory:/\n",
+            f"{group}/memory.limit_in_bytes": "9223372036854771712\n",
+            f"{group}/memory.usage_in_bytes": f"{20 * MIB}\n",
+            f"{group}/memory.stat": f"hierarchical_memory_limit {50 * MIB}\ntotal_inactive_file 0\n",
+        },
+    )
+
+    assert 30 * MIB == read_machine(root).available_bytes
+
+
+def test_version_2_beside_version_1_is_found_where_it_is_mounted(tmp_path):
+    root = tree(
+        tmp_path,
+        {
+            **MEMINFO,
+            "proc/self/cgroup": "4:memory:/a\n0::/b\n",
+            "sys/fs/cgroup/memory/a/memory.limit_in_bytes": f"{90 * MIB}\n",
+            "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "0\n",
+            "sys/fs/cgroup/unified/b/memory.max": f"{60 * MIB}\n",
+            "sys/fs/cgroup/unified/b/memory.current": "0\n",
+        },
+    )
+
+    assert 60 * MIB == read_machine(root).available_bytes
+
+
 def test_use_beyond_the_limit_leaves_nothing_and_nothing_negative(tmp_path):
     root = tree(
         tmp_path,

@@ -42,8 +42,8 @@ def test_its_type_counts(kv_type, size):
 
 
 def test_an_automatic_budget_leaves_room_for_it():
-    without = plan("model.ctx=131072", facts=replace(FACTS, kv_elements=0)).budget.bytes
-    assert 256 * MIB == without - plan("model.ctx=131072").budget.bytes
+    without = plan("model.ctx=131072", "model.ubatch=32", facts=replace(FACTS, kv_elements=0)).budget.bytes
+    assert 256 * MIB == without - plan("model.ctx=131072", "model.ubatch=32").budget.bytes
 
 
 def test_the_width_is_read_from_the_header(tmp_path):

@@ -135,7 +135,8 @@ class TestProcessCounters:
     def _proc(root, rss, swap, total):
         (root / "self").mkdir(exist_ok=True)
         (root / "pressure").mkdir(exist_ok=True)
-        status = f"Name:\tpython\nVmHWM:\t  900 kB\nVmRSS:\t  {rss} kB\nVmSwap:\t  {swap} kB\n"
+        kinds = f"RssAnon:\t  {rss - 30} kB\nRssFile:\t  20 kB\nRssShmem:\t  10 kB\n"
+        status = f"Name:\tpython\nVmHWM:\t  900 kB\nVmRSS:\t  {rss} kB\n{kinds}VmSwap:\t  {swap} kB\n"
         (root / "self" / "status").write_text(status)
         (root / "pressure" / "io").write_text(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\nfull total=1\n")
 
@@ -149,6 +150,11 @@ class TestProcessCounters:
 
         assert (200 * 1024, 7 * 1024, 250) == (first.rss_bytes, first.swap_bytes, first.psi_some_us)
         assert 0 == second.psi_some_us
+        assert (170 * 1024, 20 * 1024, 10 * 1024) == (
+            first.rss_anon_bytes,
+            first.rss_file_bytes,
+            first.rss_shmem_bytes,
+        )
 
     def test_page_faults_of_this_process_are_counted(self):
         counters = ProcessCounters()

@@ -20,10 +20,14 @@ _SECOND = " (copy)"
 
 @dataclass(slots=True)
 class Captured:
-    """Weights by name: addresses of their structures (a tied tensor has several); each bank tensor's ids node."""
+    """Weights by name: addresses of their structures (a tied tensor has several); each bank tensor's ids node.
+
+    ``buffers``: what a context of these options took, as :class:`~bmoe.native.model.Context` has it.
+    """
 
     tensors: dict[str, list[int]] = field(default_factory=dict)
     routed_by: dict[str, str] = field(default_factory=dict)
+    buffers: dict[str, int] = field(default_factory=dict)
 
 
 def capture(model: Model, wanted: Collection[str], options: ContextOptions) -> Captured:
@@ -52,6 +56,7 @@ def capture(model: Model, wanted: Collection[str], options: ContextOptions) -> C
 
     hook, stop = lib.EvalCallback(see), lib.AbortCallback(lambda user: True)
     with Context(model, options, callbacks=(hook, stop)) as context:
+        found.buffers.update(context.buffers)
         code = context.decode([0])
     if failure:
         raise failure[0]

@@ -81,6 +81,12 @@ def populate(address: int, nbytes: int) -> bool:
     return sys.platform.startswith("linux") and _libc.madvise(address, nbytes, _MADV_POPULATE_WRITE) == 0
 
 
+def refuse_huge(address: int, nbytes: int) -> None:
+    """From now on no huge page comes into a range; those that are there stay until a part of them is released."""
+    if sys.platform.startswith("linux"):
+        _libc.madvise(address, nbytes, _MADV_NOHUGEPAGE)
+
+
 def release(address: int, nbytes: int) -> None:
     """Return the pages of ``[address, address + nbytes)`` to the system; the range reads as zeros afterwards."""
     if nbytes > 0 and _libc.madvise(address, nbytes, _MADV_DONTNEED) != 0:

@@ -156,7 +156,10 @@ class Model:
 
 
 class Context:
-    """A KV and a graph over a model. ``callbacks`` are (cb_eval, abort_callback) or a seam that installs its own."""
+    """A KV and a graph over a model. ``callbacks`` are (cb_eval, abort_callback) or a seam that installs its own.
+
+    ``buffers``: bytes by kind (compute, output, KV, RS) as llama.cpp's log says; empty if it does not.
+    """
 
     def __init__(self, model: Model, options: ContextOptions, *, callbacks: Any = None) -> None:
         """Create it; raises NativeError with llama.cpp's last error, mostly memory for the KV or compute buffers."""
@@ -181,8 +184,9 @@ class Context:
             callbacks.install(params)
         self._handle = None
         try:
-            with llamalog.recent_errors() as errors, interrupts.deferred():
+            with llamalog.recent_errors() as errors, llamalog.recent_buffers() as buffers, interrupts.deferred():
                 self._handle = llama.llama_init_from_model(model.handle, params)
+                self.buffers: dict[str, int] = dict(buffers)
         except BaseException:
             self.close()
             raise

@@ -292,8 +292,8 @@ class AlwaysReady(PreadFetcher):
 
 
 def test_ready_that_is_not_true_is_found(shards: Shards):
-    with pytest.raises(AssertionError, match="bytes are not"):
-        gate(AlwaysReady).test_any_order_of_calls(shards)
+    with pytest.raises(AssertionError, match="is ready whose bytes are not in place"):
+        gate(AlwaysReady).test_demand_never_queues_behind_much_read_ahead(shards)
 
 
 class TakesShortForFailed(PreadFetcher):

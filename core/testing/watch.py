@@ -34,6 +34,15 @@ from bmoe.plan import Plan
 POISON = 0xAA
 
 
+class _Watched:
+    """A ticket, its rows and entries, and how many bytes of it were told to have arrived."""
+
+    def __init__(self, rows: list[Read], found: Counter[ExpertKey], failing: bool) -> None:
+        self.rows, self.found, self.failing = rows, found, failing
+        self.nbytes = self.arrived = 0
+        self.inner: Ticket | None = None
+
+
 class WatchedFetcher:
     """Poisons the destination of every read before the fetcher under test sees it, and checks that it is an expert's.
 
@@ -48,9 +57,8 @@ class WatchedFetcher:
         self._ends = [shard.nbytes for shard in facts.shards]
         self._projections = {expert_key(b.layer, 0, b.bank) >> 16: len(b.projections) for b in facts.banks}
         self.read: Counter[ExpertKey] = Counter()
-        self.batches = self.nbytes = self._arrived = 0
+        self.batches = self.nbytes = 0
         self.fail_in = self.fail_stage = 0
-        self._failing: list[Read] | None = None
 
     @property
     def direct(self) -> bool:
@@ -67,7 +75,7 @@ class WatchedFetcher:
         for bank, places in zip(self._facts.banks, addresses, strict=True):
             self._entries.update(_reads(bank, places))
 
-    def submit(self, reads: ReadBatch, /) -> Ticket:
+    def submit(self, reads: ReadBatch, /, *, ahead: bool = False) -> Ticket:
         """Check, poison, pass on."""
         rows = [reads.row(index) for index in range(len(reads))]
         found: Counter[ExpertKey] = Counter()
@@ -78,33 +86,47 @@ class WatchedFetcher:
         for key, count in found.items():
             assert count == self._projections[key >> 16], f"{count} projections of entry {key:#x} are read"
         self.fail_in -= 1
-        self._failing = rows if self.fail_in == 0 else None
-        if self._failing and self.fail_stage == 0:
-            self._fail()
+        ticket = _Watched(rows, found, self.fail_in == 0)
+        if ticket.failing and self.fail_stage == 0:
+            self._fail(ticket)
         for row in rows:
             memory.fill(row.address, POISON, row.length)
         self.batches += 1
-        self._arrived = 0
         self.read.update(found.keys())
-        return self._inner.submit(reads)
+        ticket.inner = self._inner.submit(reads, ahead=ahead)
+        ticket.nbytes = ticket.inner.nbytes
+        return ticket
 
     def wait(self, ticket: Ticket, upto: int, /) -> int:
         """Pass on; a batch is waited for in one or several steps, and each says what has arrived so far."""
-        if self._failing:
-            last = self._failing[-1].stage
+        watched, inner = _of(ticket)
+        if watched.failing:
+            last = watched.rows[-1].stage
             if upto >= self.fail_stage % (last + 1):
-                self._inner.wait(ticket, last)
-                self._fail()
-        arrived = self._inner.wait(ticket, upto)
-        self.nbytes += arrived - self._arrived
-        self._arrived = arrived
+                self._inner.wait(inner, last)
+                self._fail(watched)
+        arrived = self._inner.wait(inner, upto)
+        self.nbytes += arrived - watched.arrived
+        watched.arrived = arrived
         return arrived
 
-    def _fail(self) -> None:
-        for row in self._failing or ():
+    def ready(self, ticket: Ticket, upto: int, /) -> bool:
+        """Pass on."""
+        return self._inner.ready(_of(ticket)[1], upto)
+
+    def cancel(self, ticket: Ticket, /) -> None:
+        """Pass on; what was cancelled counts as not read."""
+        watched, inner = _of(ticket)
+        self._inner.cancel(inner)
+        self.read.subtract(watched.found.keys())
+        self.nbytes -= watched.arrived
+        watched.found, watched.arrived = Counter(), 0
+
+    def _fail(self, ticket: _Watched) -> None:
+        for row in ticket.rows:
             _, start, size = self._entries[row]  # a real read would not destroy what a neighbour holds
             memory.fill(start, POISON, size)
-        self._failing = None
+        ticket.failing = False
         raise ReadError("a read failed because the gate wanted it to")
 
     def bounds(self) -> tuple[int, int]:
@@ -118,6 +140,12 @@ class WatchedFetcher:
     def close(self) -> None:
         """Pass on."""
         self._inner.close()
+
+
+def _of(ticket: Ticket) -> tuple[_Watched, Ticket]:
+    assert isinstance(ticket, _Watched), "a ticket of another fetcher"
+    assert ticket.inner is not None
+    return ticket, ticket.inner
 
 
 class WatchedPolicy:

@@ -328,6 +328,17 @@ def test_direct_that_is_not_true_is_found(shards: Shards):
         gate(Lies).test_a_file_that_refuses_direct_reads_is_read_buffered(shards)
 
 
+class KeepsPages(PreadFetcher):
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._used = None
+
+
+def test_pages_that_are_kept_are_found(shards: Shards):
+    with pytest.raises(AssertionError, match="still in the page cache"):
+        gate(KeepsPages).test_buffered_reads_leave_nothing_in_the_page_cache(shards)
+
+
 def test_a_fall_back_that_is_not_explained_is_found(shards: Shards):
     with pytest.raises(AssertionError):
         gate(SaysNotWhy).test_a_file_that_refuses_direct_reads_is_read_buffered(shards)

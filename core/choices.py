@@ -74,6 +74,10 @@ class Chooser:
             rest = f"{toml_value(name)} is experimental; set {setting} = true to try it"
             self.problem(path, f"{': ' + said if said else ' = '}{rest}", setting)
 
+    def prefer(self, kind: str, names: list[str]) -> str:
+        """Which of several that can run "auto" becomes; they are in the order of :data:`AUTO`."""
+        return names[0]
+
     def _choose(self, selection: Selection, name: str) -> Choice | None:
         """The provider called ``name`` with its options; None, and the reason among the problems, if it cannot be."""
         kind, path = selection.kind, selection.path
@@ -125,13 +129,14 @@ class Chooser:
         return f"{origin.giver(tuple(selection.path.split('.')))}: {dotted(at)}"
 
     def _automatic(self, selection: Selection, named: list[Choice], labels: list[str]) -> Choice | None:
-        """The first candidate that this machine and the ``named`` choices allow."""
+        """A candidate that this machine and the ``named`` choices allow; which, :meth:`prefer` says."""
         kind = selection.kind
         if kind not in AUTO:
             self.problem(selection.path, f' = "auto" is not possible; {suggest("auto", self.catalog.known[kind])}')
             self.unsure.add(kind)
             return None
         rejected: list[str] = []
+        possible: list[str] = []
         for name in AUTO[kind]:
             provider = self.catalog.providers[kind].get(name)
             if provider is None:
@@ -140,8 +145,11 @@ class Chooser:
             if self.catalog.is_experimental(kind, name) and not self.profile.plugins.allow_experimental:
                 reason = reason or "it is experimental"
             if not reason or not self.profile.stream.enabled:
-                return self._choose(selection, name)
-            rejected.append(f"{name}: {reason}")
+                possible.append(name)
+            else:
+                rejected.append(f"{name}: {reason}")
+        if possible:
+            return self._choose(selection, self.prefer(kind, possible))
         tried = "; ".join(rejected) or "none is installed"
         rest = f' = "auto" finds nothing that can run here ({tried}); name another plugin'
         self.problem(selection.path, rest, "stream.enabled", "plugins.allow_experimental")

@@ -42,14 +42,16 @@ def open_engine(
     overrides: Sequence[str] = (),
     *,
     seam: str = "auto",
+    remember: Path | None = None,
 ) -> Engine:
     """Open a model as a profile says; use the result in a ``with`` block, or close it.
 
     ``profile`` is a path, the name of a bundled profile, or the profile itself; ``model`` replaces ``model.path``;
-    ``overrides`` are ``"key.path=VALUE"`` strings; ``seam`` chooses the eval hook: auto, c or python.
+    ``overrides`` are ``"key.path=VALUE"`` strings; ``seam`` chooses the eval hook: auto, c or python;
+    ``remember`` is a file that keeps which fetcher was the fastest on which drive, for ``fetch.plugin = "auto"``.
     Raises ProfileError with every problem of the profile, PluginError, ModelError or NativeError.
     """
-    return Engine(resolve(profile, model=model, overrides=overrides), seam=seam)
+    return Engine(resolve(profile, model=model, overrides=overrides, remember=remember), seam=seam)
 
 
 class Engine:

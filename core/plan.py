@@ -6,8 +6,9 @@ is in :meth:`Plan.resolved`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -22,10 +23,13 @@ from bmoe.budget import (
     widest_ubatch,
 )
 from bmoe.choices import Choice, Chooser
-from bmoe.contracts import ArchRow, Facts, FetchFacts, ModelFacts
+from bmoe.contracts import ArchRow, Facts, Fetcher, FetchFacts, ModelFacts
+from bmoe.copies import find_copies
+from bmoe.drives import drive_of
 from bmoe.errors import PluginError, ProfileError
 from bmoe.machine import Machine
 from bmoe.plugins import Catalog
+from bmoe.probe import probe
 from bmoe.problems import Problem, cause, suggest, toml_value
 from bmoe.profile import Profile
 
@@ -38,7 +42,8 @@ class Plan:
     """Everything decided: which plugins with which options, and every size that was "auto".
 
     ``budget`` is 0 bytes when nothing is cached (``cache`` then names a policy that is not used). ``direct`` is what
-    is asked for; whether a file granted it, its fetcher knows.
+    is asked for; whether a file granted it, its fetcher knows. ``paths`` are the files that experts are read from, one
+    per shard; ``fetch_why`` says how an automatic fetcher was chosen.
     """
 
     profile: Profile
@@ -61,6 +66,8 @@ class Plan:
     notices: tuple[str, ...]
     origins: Mapping[str, str]
     experimental: bool
+    paths: tuple[str, ...]
+    fetch_why: str
 
     @property
     def streaming(self) -> bool:
@@ -80,7 +87,7 @@ class Plan:
 
     def facts_for_build(self) -> Facts:
         """What every ``Provider.build`` is told."""
-        return _build_facts(self.profile, self.facts, self.budget, self.ubatch)
+        return _build_facts(self.profile, self.facts, self.budget, self.ubatch, self.paths)
 
     def resolved(self) -> dict[str, Any]:
         """The whole plan in plain JSON types, for the run record."""
@@ -107,7 +114,14 @@ class Plan:
                 "cycle_bytes": budget.cycle_bytes,
                 "used": self.streaming and budget.bytes > 0,
             },
-            "fetch": {**self._shown(self.fetch), "lanes": self.lanes, "direct": self.direct, "used": self.streaming},
+            "fetch": {
+                **self._shown(self.fetch),
+                "why": self.fetch_why,
+                "lanes": self.lanes,
+                "direct": self.direct,
+                "paths": list(self.paths),
+                "used": self.streaming,
+            },
             "dense": self._shown(self.dense),
             "prefetch": self._shown(self.prefetch) if self.prefetch else None,
             "draft": self._shown(self.draft) if self.draft else None,
@@ -125,25 +139,28 @@ class Plan:
         return {"name": choice.name, "origin": origin, "lossy": choice.provider.lossy, "options": options}
 
 
-def make_plan(profile: Profile, catalog: Catalog, facts: ModelFacts, machine: Machine) -> Plan:
+def make_plan(
+    profile: Profile, catalog: Catalog, facts: ModelFacts, machine: Machine, remember: Path | None = None
+) -> Plan:
     """Resolve every choice. Raises :class:`~bmoe.errors.ProfileError` with every reason why this cannot run."""
-    plan, problems = try_plan(profile, catalog, facts, machine)
+    plan, problems = try_plan(profile, catalog, facts, machine, remember)
     if plan is None or problems:
         raise ProfileError(profile.in_order(problems))
     return plan
 
 
 def try_plan(
-    profile: Profile, catalog: Catalog, facts: ModelFacts | None, machine: Machine
+    profile: Profile, catalog: Catalog, facts: ModelFacts | None, machine: Machine, remember: Path | None = None
 ) -> tuple[Plan | None, list[Problem]]:
     """The plan, if there can be one, and every reason why this cannot run.
 
     Without a model (``facts`` is None) there is no plan, and no reason that only a model could give. What follows from
-    a value that was refused while loading is no reason. Raises :class:`~bmoe.errors.PluginError` if nothing is wrong
-    but that a plugin cannot check the plan.
+    a value that was refused while loading is no reason. ``remember`` is the file that keeps which fetcher was
+    the fastest on which drive; None to keep nothing. Raises :class:`~bmoe.errors.PluginError` if nothing is wrong but
+    that a plugin cannot check the plan.
     """
-    planner = _Planner(profile, catalog)
-    plan, problems = planner.plan(facts, machine), planner.problems
+    planner = _Planner(profile, catalog, machine, remember)
+    plan, problems = planner.plan(facts), planner.problems
     if plan is not None and not profile.refused:
         try:
             problems += [Problem((), f"{profile.source}: {reason}") for reason in catalog.check_plan(plan)]
@@ -157,12 +174,17 @@ def try_plan(
 class _Planner(Chooser):
     """Resolves one plan and gathers problems and notices on the way."""
 
-    def __init__(self, profile: Profile, catalog: Catalog) -> None:
+    def __init__(self, profile: Profile, catalog: Catalog, machine: Machine, remember: Path | None) -> None:
         super().__init__(profile, catalog)
         self.notices: list[str] = []
+        self._machine, self._remember = machine, remember
+        self._facts: ModelFacts = _NO_MODEL
+        self._paths: tuple[str, ...] = ()
+        self._why = "as the profile says"
 
-    def plan(self, given: ModelFacts | None, machine: Machine) -> Plan | None:
+    def plan(self, given: ModelFacts | None) -> Plan | None:
         """The plan for a model, or None if a choice is lacking or there is no model."""
+        machine = self._machine
         profile, model, facts = self.profile, self.profile.model, given or _NO_MODEL
         row = self.catalog.archs.get(facts.arch)
         if row is not None:
@@ -171,6 +193,8 @@ class _Planner(Chooser):
             remedy = suggest(facts.arch, self.catalog.archs)
             self.problem("model.path", f": architecture {toml_value(facts.arch)} has no row; {remedy}")
         self._settings()
+        self._facts = facts
+        self._files(facts)
         chosen = self.choices(facts.arch)
         if row is not None and "denoising" in row.has:
             reason = "fills in masked tokens: what bmoe generates, token after token, says little"
@@ -209,7 +233,48 @@ class _Planner(Chooser):
             notices=tuple(self.notices),
             origins={f"{kind}:{name}": self.catalog.origin(kind, name) for kind, name in keys},
             experimental=any(self.catalog.is_experimental(kind, name) for kind, name in keys),
+            paths=self._paths,
+            fetch_why=self._why,
         )
+
+    def prefer(self, kind: str, names: list[str]) -> str:
+        """Of several fetchers, the one that reads these files fastest."""
+        if kind != "fetch" or not self.profile.stream.enabled or not self._facts.banks:
+            return names[0]
+
+        def builder(name: str) -> Callable[[Facts], Fetcher]:
+            provider = self.catalog.providers["fetch"][name]
+            return lambda facts: provider.build(provider.options(), facts)
+
+        budget = size_budget(0, 0, self._facts, self._machine.page_bytes)
+        facts = _build_facts(self.profile, self._facts, budget, self.profile.model.ubatch, self._paths)
+        try:
+            drive = drive_of(self._paths[0])
+        except OSError:
+            return names[0]
+        key = f"{drive.device} {drive.kind} {self._machine.release}"
+        verdict = probe({name: builder(name) for name in names}, facts, key, self._remember)
+        self._why = verdict.why
+        return verdict.name
+
+    def _files(self, facts: ModelFacts) -> None:
+        """Where experts are read from, and what to know about the drives."""
+        self._paths = tuple(shard.path for shard in facts.shards)
+        if not facts.shards or not self.profile.stream.enabled:
+            return
+        if self.profile.fetch.roots:
+            copies = find_copies(facts, self.profile.fetch.roots)
+            for index, wrong in copies.problems:
+                self.problem(f"fetch.roots.{index}", f": {wrong}")
+            self._paths = copies.paths
+            self.notices += copies.notices
+        for path in self._paths:
+            try:
+                caution = drive_of(path).caution
+            except OSError:
+                continue
+            if caution:
+                self.notices.append(f"{path} {caution}")
 
     def _settings(self) -> None:
         """What no version can do, or not this one."""
@@ -245,7 +310,7 @@ class _Planner(Chooser):
                 return True
             try:
                 built = cache.provider.build(
-                    cache.options, _build_facts(self.profile, facts, budget, self.profile.model.ubatch)
+                    cache.options, _build_facts(self.profile, facts, budget, self.profile.model.ubatch, self._paths)
                 )
             except Exception as exc:  # noqa: BLE001 - a plugin's build may raise anything
                 self.problem(cache.path, f" = {toml_value(cache.name)} cannot be built; correct it ({cause(exc)})")
@@ -281,10 +346,11 @@ def claimed(profile: Profile, facts: ModelFacts, row: ArchRow | None) -> Claims:
     return Claims(kv=kv_bytes(profile, facts), compute=compute)
 
 
-def _build_facts(profile: Profile, model: ModelFacts, budget: CacheBudget, ubatch: int) -> Facts:
+def _build_facts(
+    profile: Profile, model: ModelFacts, budget: CacheBudget, ubatch: int, paths: tuple[str, ...]
+) -> Facts:
     tokens = min(ubatch, profile.model.ctx)
     batch = max((min(b.n_expert, tokens * b.n_used) * len(b.projections) for b in model.banks), default=0)
-    paths = tuple(shard.path for shard in model.shards)
     fetch = FetchFacts(paths, profile.fetch.lanes, profile.fetch.direct, batch)
     return Facts(model, budget.facts(profile.sampling.seed or 0), fetch)
 
@@ -304,8 +370,6 @@ def _undriven(profile: Profile) -> Iterator[tuple[str, object, str]]:
         yield "stream.overlap", profile.stream.overlap, 'set "auto", "projection" or "off"'
     if profile.cache.heat is not None:
         yield "cache.heat", profile.cache.heat, out
-    if profile.fetch.roots:
-        yield "fetch.roots", list(profile.fetch.roots), out
     for section in ("prefetch", "draft", "loss"):
         table = getattr(profile, section)
         if table is not None:

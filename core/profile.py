@@ -86,7 +86,7 @@ class FetchSection(Section):
     """How expert bytes are read."""
 
     plugin: Text = Field(default="auto", description="fetcher")
-    lanes: Annotated[int, number(1, 8, whole=True)] = Field(default=4, description="reads in flight")
+    lanes: Annotated[int, number(1, 8, whole=True)] = Field(default=4, description="threads of the fetcher pread")
     direct: Flag = Field(default=True, description="bypass the page cache where the file allows it")
     roots: tuple[FilePath, ...] = Field(default=(), description="folders that hold copies of the shards")
     options: OptionTable = Field(default={}, description="options of the fetcher")

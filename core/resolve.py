@@ -19,14 +19,20 @@ from bmoe.registry import load_registry
 
 
 def resolve(
-    profile: str | Path | Mapping[str, Any] | Profile, *, model: str | None = None, overrides: Sequence[str] = ()
+    profile: str | Path | Mapping[str, Any] | Profile,
+    *,
+    model: str | None = None,
+    overrides: Sequence[str] = (),
+    remember: Path | None = None,
 ) -> Plan:
     """The plan of a profile, a model and this machine; the arguments are those of :func:`~bmoe.profile.load_profile`.
+
+    ``remember`` is the file that keeps which fetcher was the fastest on which drive; None to keep nothing.
 
     Raises :class:`~bmoe.errors.ProfileError` with every problem of the profile and its plugins, a lacking model
     included; PluginError if only plugins are wrong; ModelError if nothing else is wrong and the model cannot be used.
     """
-    _, plan = check(profile, model=model, overrides=overrides, needs_model=True)
+    _, plan = check(profile, model=model, overrides=overrides, needs_model=True, remember=remember)
     assert plan is not None
     return plan
 
@@ -37,6 +43,7 @@ def check(
     model: str | None = None,
     overrides: Sequence[str] = (),
     needs_model: bool = False,
+    remember: Path | None = None,
 ) -> tuple[Profile, Plan | None]:
     """The profile and its plan; None for a plan if the profile names no model and it ``needs`` none.
 
@@ -56,7 +63,7 @@ def check(
         remedy = "give the model with --model FILE (in Python model=FILE), or set model.path"
         line = f"{chosen.where('model.path')} is missing; {remedy}"
         problems.append(Problem(("model", "path"), line))
-    plan, found = try_plan(chosen, catalog, facts, read_machine())
+    plan, found = try_plan(chosen, catalog, facts, read_machine(), remember)
     problems += found
     if problems:
         problems += [Problem(("plugins", "enable"), line) for line in catalog.problems]

@@ -42,6 +42,15 @@ def test_flash_bound_gives_time_bandwidth_and_bytes(model):
 
 
 @pytest.mark.slow
+def test_fetchers_gives_times_for_every_case(model):
+    done = run("fetchers.py", "--json", "--model", model, "--rounds", "2", "--reads", "3", "6")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert {3, 6} == {row["reads"] for row in rows}
+    assert all(0 < row["first_ms"] <= row["last_ms"] and row["cpu_us"] > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_overlap_gives_a_gain_with_the_cache_off_and_at_half(model):
     done = run("overlap.py", "--quick", "--json", "--model", model, "--pairs", "2", "--tokens", "4")
     assert done.returncode == 0, done.stderr

@@ -24,11 +24,11 @@ PACKAGES = {"core": "bmoe", "plugins": "bmoe_plugins"}
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"bundled", "contracts", "problems"}),
-    frozenset({"hookspecs", "header", "log", "machine", "origin", "process", "tables", "values"}),
+    frozenset({"copies", "drives", "hookspecs", "header", "log", "machine", "origin", "process", "tables", "values"}),
     frozenset({"shards"}),
     frozenset({"layout", "native", "rows", "salvage"}),
     frozenset({"profile"}),
-    frozenset({"budget", "pages", "pressure", "registry", "selection"}),
+    frozenset({"budget", "pages", "pressure", "probe", "registry", "selection"}),
     frozenset({"plugins"}),
     frozenset({"choices"}),
     frozenset({"plan"}),
@@ -47,7 +47,19 @@ LAYERS: tuple[frozenset[str], ...] = (
 UPWARDS = {("engine", "conversation")}  # `engine.conversation()` makes one; imported inside that method
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 FACADES = {"bmoe", "bmoe._pytest_plugin"}
-NATIVE_USERS = {"engine", "conversation", "decode", "stream", "store", "slots", "frames", "pages", "testing", "native"}
+NATIVE_USERS = {
+    "engine",
+    "conversation",
+    "decode",
+    "stream",
+    "store",
+    "slots",
+    "frames",
+    "pages",
+    "probe",
+    "testing",
+    "native",
+}
 PLUGIN_MAY = {"bmoe", "bmoe.contracts", "bmoe.errors"}
 KIND_MAY = {
     "fetch": {"bmoe.native.aio", "bmoe.native.io", "bmoe.native.memory", "bmoe.native.uring"},

@@ -135,7 +135,10 @@ def test_builders_are_told_model_budget_and_files():
     ("override", "expected"),
     [
         ("cache.policy=lur", '--set: cache.policy = "lur" is not a cache policy; did you mean "lru"? (lru, none)'),
-        ("fetch.plugin=preed", '--set: fetch.plugin = "preed" is not a fetcher; did you mean "pread"? (aio, pread)'),
+        (
+            "fetch.plugin=preed",
+            '--set: fetch.plugin = "preed" is not a fetcher; did you mean "pread"? (aio, pread, uring)',
+        ),
         ("dense.placement=auto", '--set: dense.placement = "auto" is not possible; choose one of mmap'),
         ("sink.0.plugin=jsnl", '--set: sink.0.plugin = "jsnl" is not a sink; did you mean "jsonl"? (jsonl, progress)'),
         (
@@ -219,11 +222,14 @@ def test_a_lossy_plugin_marks_the_plan():
     assert made.resolved()["cache"]["lossy"]
 
 
+NO_URING = ("fetch", Provider("uring", lambda options, facts: None, available=lambda: "no ring"))
+
+
 def test_a_plugin_that_this_machine_cannot_run_is_refused_by_name_and_skipped_by_auto():
     absent = fetch("aio", available=lambda: "the system has no AIO")
 
     (line,) = refused("fetch.plugin=aio", providers=[absent])
-    made = plan("fetch.plugin=auto", providers=[absent])
+    made = plan("fetch.plugin=auto", providers=[absent, NO_URING])
 
     assert line.startswith('--set: fetch.plugin = "aio" cannot run here: the system has no AIO; choose another')
     assert "pread" == made.fetch.name
@@ -234,17 +240,20 @@ def test_auto_prefers_the_first_that_can_run_and_says_why_none_can():
 
     lines = refused(
         "fetch.plugin=auto",
-        providers=[fetch("aio", available=lambda: "no AIO"), fetch("pread", available=lambda: 1 / 0)],
+        providers=[fetch("aio", available=lambda: "no AIO"), NO_URING, fetch("pread", available=lambda: 1 / 0)],
     )
 
-    assert '"auto" finds nothing that can run here (aio: no AIO; pread: it cannot tell (ZeroDivisionError' in lines[0]
+    assert (
+        '"auto" finds nothing that can run here (aio: no AIO; uring: no ring; pread: it cannot tell (ZeroDivisionError'
+        in lines[0]
+    )
 
 
 def test_auto_avoids_what_a_named_plugin_excludes_or_does_not_need():
     picky, needy = cache(excludes=("fetch:aio",)), cache(needs=("fetch:pread",))
 
     for choice in (picky, needy):
-        made = plan("fetch.plugin=auto", cache={"policy": "mine"}, providers=[choice, fetch("aio")])
+        made = plan("fetch.plugin=auto", cache={"policy": "mine"}, providers=[choice, fetch("aio"), NO_URING])
         assert "pread" == made.fetch.name
 
 

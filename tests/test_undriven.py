@@ -13,7 +13,6 @@ from bmoe.profile import bundled_profiles, load_profile
     [
         ("stream.overlap=expert", "stream.overlap"),
         ("cache.heat=h.json", "cache.heat"),
-        ('fetch.roots=["/a"]', "fetch.roots"),
         ("prefetch.policy=x", "prefetch"),
         ("draft.drafter=x", "draft"),
         ("routing.0.plugin=x", "routing.0.plugin"),
@@ -43,7 +42,7 @@ def test_each_is_refused_on_its_own_line():
 
 
 def test_defaults_and_empty_sections_ask_for_nothing():
-    tables = {"trace": {}, "chat": {}, "serve": {"port": 8080}, "routing": [], "fetch": {"roots": []}}
+    tables = {"trace": {}, "chat": {}, "serve": {"port": 8080}, "routing": []}
 
     assert [] == undriven(load_profile(tables))
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from bmoe.bundled import find_set
 from bmoe.cli.arguments import Parser, UsageError, add_profile_arguments, choose
+from bmoe.cli.folders import fetch_memory
 from bmoe.cli.interrupt import Interrupt
 from bmoe.cli.output import complain, emit, emit_json, emit_table
 from bmoe.evaluate.datasets import KEYS, read_dataset
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
 
     dataset = read_dataset(find_set(parsed.file), parsed.format, parsed.limit)
     names = _metrics(parsed.metric, dataset.format, paired=parsed.against is not None)
-    plan = resolve(parsed.profile, model=parsed.model, overrides=parsed.overrides)
+    plan = resolve(parsed.profile, model=parsed.model, overrides=parsed.overrides, remember=fetch_memory())
     out = parsed.out or f"{Path(parsed.file).stem}.replies.jsonl"
     settings = Settings(parsed.prompts, parsed.tokens, parsed.against)
     made = Evaluation(plan, dataset, settings, out=out, resume=parsed.resume, overwrite=parsed.overwrite)

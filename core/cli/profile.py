@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bmoe.cli.arguments import Parser, UsageError, add_profile_arguments, choose
+from bmoe.cli.folders import fetch_memory
 from bmoe.cli.output import emit, emit_json, emit_table
 from bmoe.errors import BmoeError, ModelError, ProfileError
 from bmoe.plan import Plan
@@ -43,7 +44,7 @@ def _check(arguments: Sequence[str]) -> int:
     )
     parsed = _parse(parser, arguments)
     try:
-        profile, plan = check(parsed.profile, model=parsed.model, overrides=parsed.overrides)
+        profile, plan = check(parsed.profile, model=parsed.model, overrides=parsed.overrides, remember=fetch_memory())
     except BmoeError as error:
         if parsed.json:
             _report(_source(parsed), str(error).splitlines(), None)
@@ -84,7 +85,7 @@ def _show(arguments: Sequence[str]) -> int:
     )
     parsed = _parse(parser, arguments)
     try:
-        profile, _ = check(parsed.profile, model=parsed.model, overrides=parsed.overrides)
+        profile, _ = check(parsed.profile, model=parsed.model, overrides=parsed.overrides, remember=fetch_memory())
     except ModelError:  # of the model, not of the profile
         profile = load_profile(parsed.profile, model=parsed.model, overrides=parsed.overrides)
     values = profile.model_dump(mode="json")

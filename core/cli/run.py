@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from bmoe.cli.arguments import Parser, UsageError, add_profile_arguments
+from bmoe.cli.folders import fetch_memory
 from bmoe.cli.interrupt import Interrupt
 from bmoe.cli.output import emit, emit_generated, emit_json
 from bmoe.cli.prompt import read_prompt
@@ -59,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     from bmoe.engine import open_engine
 
-    with open_engine(arguments.profile, model=arguments.model, overrides=arguments.overrides) as engine:
+    with open_engine(
+        arguments.profile, model=arguments.model, overrides=arguments.overrides, remember=fetch_memory()
+    ) as engine:
         return generate(engine, prompt, arguments.tokens, as_json=arguments.json, hash_logits=arguments.hash_logits)
 
 

@@ -109,6 +109,12 @@ def missing() -> str:
     return ""
 
 
+def set_up(entries: int, params: Any) -> int:
+    """io_uring_setup: the ring's descriptor, or -errno."""
+    fd = int(_libc.syscall(ctypes.c_long(_SETUP), ctypes.c_uint(entries), ctypes.byref(params)))
+    return fd if fd >= 0 else -ctypes.get_errno()
+
+
 class Ring:
     """One ring with room for ``entries`` reads in flight (rounded up to a power of two)."""
 
@@ -137,17 +143,13 @@ class Ring:
         self._results = np.frombuffer(completed, dtype="<i4")[2::4]
 
     def _setup(self, entries: int) -> _Params:
-        code = 0
         for flags in (_CLAMP | _COOP_TASKRUN, _CLAMP):  # COOP_TASKRUN: Linux 5.19, completions do not interrupt us
             params = _Params(flags=flags)
-            self.fd = int(_libc.syscall(ctypes.c_long(_SETUP), ctypes.c_uint(entries), ctypes.byref(params)))
-            if self.fd >= 0:
-                break
-            code = ctypes.get_errno()
-            if code != errno.EINVAL:
+            self.fd = set_up(entries, params)
+            if self.fd != -errno.EINVAL:
                 break
         if self.fd < 0:
-            raise NativeError(_refusal(code))
+            raise NativeError(_refusal(-self.fd))
         if not params.features & _SINGLE_MMAP or not params.features & _RW_CUR_POS:
             os.close(self.fd)
             self.fd = -1

@@ -17,7 +17,7 @@ from bmoe.contracts import CachePolicy, ExpertKey, Facts, ModelFacts, Options, P
 from bmoe.conversation import Conversation
 from bmoe.errors import ReadError
 from bmoe.inspection import inspect_model
-from bmoe.native import aio, capture, memory
+from bmoe.native import aio, capture, memory, uring
 from bmoe.native.evalhook import compiled_seam_missing
 from bmoe.pages import region_bytes
 from bmoe.plan import Plan
@@ -33,7 +33,8 @@ UBATCH = 16
 PROMPTS = (1, 7, 40)
 """Tokens of the prompts: one, fewer than a ubatch, more than two of them."""
 BUDGETS = ("off", "layer", "cycle", "half", "all-but-one", "all")
-FETCHERS = ("pread-1", "pread-2", "pread-8", "aio")
+FETCHERS = ("pread-1", "pread-2", "pread-8", "aio", "uring")
+KERNEL_READERS = {"aio": aio.missing, "uring": uring.missing}
 SEAMS = ("c", "python")
 
 
@@ -61,7 +62,7 @@ SOME_CELLS = (
     Cell("cycle", "pread-8", False, "c"),
     Cell("half", "aio", True, "c"),
     Cell("half", "pread-1", False, "python"),
-    Cell("all-but-one", "pread-2", True, "python"),
+    Cell("all-but-one", "uring", True, "python"),
     Cell("all", "aio", False, "c"),
 )
 """Each budget, reader, seam and kind of read at least once."""
@@ -140,7 +141,7 @@ class ArchGates:
             return [Cell(budget, "aio" if not aio.missing() else "pread-2") for budget in budgets]
         if test == "test_identity_with_overlap":
             seams = SEAMS if self.thorough else ("c",)
-            readers = ("aio", "pread-1", "pread-2") if self.thorough else ("aio",)
+            readers = ("aio", "uring", "pread-1", "pread-2") if self.thorough else ("aio",)
             parts = itertools.product(BUDGETS if self.thorough else ("off", "half"), readers, seams)
             return [Cell(*part, overlap="projection") for part in ((b, r, True, s) for b, r, s in parts)]
         if test == "test_a_read_that_fails_late_leaves_nothing_valid":
@@ -198,7 +199,7 @@ class ArchGates:
     @contextmanager
     def open(self, path: Path, cell: Cell) -> Iterator[tuple[RecordingEngine, Watch]]:
         """An engine whose plugins are watched and whose expert memory is poisoned."""
-        missing = compiled_seam_missing() if cell.seam == "c" else aio.missing() if cell.fetcher == "aio" else ""
+        missing = compiled_seam_missing() if cell.seam == "c" else KERNEL_READERS.get(cell.fetcher, str)()
         if missing:
             pytest.skip(missing)
         watch = Watch()

@@ -151,6 +151,18 @@ class FetchGates(TicketGates):
                 pytest.skip("this file system cannot tell what is in the page cache")
             assert not cached, "the bytes of direct reads are in the page cache"
 
+    def test_buffered_reads_leave_nothing_in_the_page_cache(self, shards: Shards) -> None:
+        """Whatever they filled has been given back when the fetcher is closed."""
+        if not hasattr(os, "RWF_NOWAIT"):
+            pytest.skip("this system cannot tell what is in the page cache")
+        _leave_cache(shards.paths[0])
+        with self.open(shards, direct=False) as fetcher:
+            self.read(fetcher, Target([(0, 8, 12, 0), (0, 20, 12, 1)], shards.content))
+        cached = _is_cached(shards.paths[0], 20 * PAGE)
+        if cached is None:
+            pytest.skip("this file system cannot tell what is in the page cache")
+        assert not cached, "the bytes of buffered reads are still in the page cache"
+
     def test_a_file_in_memory_is_not_read_directly(self) -> None:
         """A tmpfs grants O_DIRECT, but there is nothing to bypass: saying direct would be a lie."""
         folder = next((mount for mount in ("/dev/shm", "/run") if _is_tmpfs(mount)), None)  # noqa: S108

@@ -7,7 +7,6 @@ that is left of what was demanded, since nobody is here to do it while the model
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -50,7 +49,7 @@ class Device(Protocol):
         """Wait until nothing is in flight; what has ended and was not collected is forgotten."""
 
     def close(self) -> None:
-        """Release everything; nothing is in flight."""
+        """Wait until nothing is in flight and release everything."""
 
 
 def open_files(facts: Facts) -> list[io.DataFile]:
@@ -216,8 +215,6 @@ class ReadQueue:
         """Wait for what is in flight, then release device and files. May be called twice."""
         if not self._closed:
             self._closed = True
-            with contextlib.suppress(OSError):
-                self._device.restart()
             self._device.close()
             self._flights.clear()
             if self._used is not None:

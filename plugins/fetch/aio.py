@@ -56,7 +56,7 @@ class AioDevice:
             self._open()
 
     def close(self) -> None:
-        """Destroy the context."""
+        """Destroy the context, for which the kernel waits until its reads have ended."""
         context, self._context = self._context, None
         if context is not None:
             aio.destroy(context)

@@ -47,7 +47,8 @@ class UringDevice:
         self._ring.drain()
 
     def close(self) -> None:
-        """Unmap and close."""
+        """Wait, since closing a ring does not; then unmap and close."""
+        self._ring.drain()
         self._ring.close()
 
 

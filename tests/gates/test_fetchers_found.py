@@ -292,8 +292,8 @@ class AlwaysReady(PreadFetcher):
 
 
 def test_ready_that_is_not_true_is_found(shards: Shards):
-    with pytest.raises(AssertionError, match="bytes are not"):
-        gate(AlwaysReady).test_any_order_of_calls(shards)
+    with pytest.raises(AssertionError, match="is ready whose bytes are not in place"):
+        gate(AlwaysReady).test_demand_never_queues_behind_much_read_ahead(shards)
 
 
 class TakesShortForFailed(PreadFetcher):
@@ -326,6 +326,17 @@ def test_direct_that_is_not_true_is_found(shards: Shards):
         gate(Lies).test_buffered_if_so_asked(shards)
     with pytest.raises(AssertionError):
         gate(Lies).test_a_file_that_refuses_direct_reads_is_read_buffered(shards)
+
+
+class KeepsPages(PreadFetcher):
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._used = None
+
+
+def test_pages_that_are_kept_are_found(shards: Shards):
+    with pytest.raises(AssertionError, match="still in the page cache"):
+        gate(KeepsPages).test_buffered_reads_leave_nothing_in_the_page_cache(shards)
 
 
 def test_a_fall_back_that_is_not_explained_is_found(shards: Shards):

@@ -1,0 +1,14 @@
+"""Where the command line keeps what it may lose at any time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def fetch_memory() -> Path | None:
+    """The file that remembers which fetcher was the fastest on which drive; None where the user has no folder."""
+    cache, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME", "")
+    if os.path.isabs(cache):
+        return Path(cache) / "bmoe" / "fetch.json"
+    return Path(home) / ".cache" / "bmoe" / "fetch.json" if os.path.isabs(home) else None

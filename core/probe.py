@@ -1,0 +1,144 @@
+"""Which fetcher is fastest with the model's own files: found by reading a little with each, remembered per drive."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bmoe.contracts import Facts, Fetcher, ModelFacts
+
+SCHEMA = 1
+_READS, _READ_BYTES, _ROUNDS = 8, 512 << 10, 3
+_LEAST_BYTES = 64 << 20
+_SECONDS = 0.2
+_CLEARLY = 1.25
+"""A candidate must beat those that are preferred by this factor: less is noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which of the candidates, and why, for the run record."""
+
+    name: str
+    why: str
+
+
+def probe(candidates: Mapping[str, Callable[[Facts], Fetcher]], facts: Facts, key: str, memory: Path | None) -> Verdict:
+    """The fastest of ``candidates``, which are in order of preference.
+
+    At most some 36 MB are read in some 0.2 s. ``key`` names the drive; ``memory`` is the file that remembers, None to
+    remember nothing. Whatever goes wrong, with that file or with a candidate, there is a verdict.
+    """
+    names = list(candidates)
+    if len(names) == 1:
+        return Verdict(names[0], "the only one that can run here")
+    spans = _spans(facts.model)
+    if sum(end - begin for _, begin, end in spans) < _LEAST_BYTES:
+        return Verdict(names[0], "the model is too small to probe; first in order of preference")
+    key = f"{key} {'direct' if facts.fetch.direct else 'buffered'} {facts.fetch.lanes} {','.join(names)}"
+    known = _recall(memory).get(key)
+    if isinstance(known, dict) and known.get("plugin") in names and isinstance(known.get("why"), str):
+        return Verdict(known["plugin"], f"{known['why']}, remembered")
+    rates = _measure(candidates, facts, spans)
+    if not rates:
+        return Verdict(names[0], "the probe read nothing; first in order of preference")
+    best = next(name for name in names if name in rates and rates[name] * _CLEARLY >= max(rates.values()))
+    shown = ", ".join(f"{name} {rates[name] / 1e9:.2f}" for name in names if name in rates)
+    verdict = Verdict(best, f"probed: {shown} GB/s")
+    _remember(memory, key, verdict)
+    return verdict
+
+
+def _spans(model: ModelFacts) -> list[tuple[int, int, int]]:
+    """Shard, first and last byte of every tensor of experts."""
+    return [(p.shard, p.offset, p.offset + p.stride * b.n_expert) for b in model.banks for p in b.projections]
+
+
+def _measure(
+    candidates: Mapping[str, Callable[[Facts], Fetcher]], facts: Facts, spans: Sequence[tuple[int, int, int]]
+) -> dict[str, float]:
+    """Bytes per second of each, interleaved, so that all see the same load; never the same place twice."""
+    from bmoe.native import memory as pages
+
+    until = time.perf_counter() + _SECONDS
+    # other places every time the process runs, since what was read before may be in a cache below
+    draw = random.Random()
+    places = [
+        (shard, at)
+        for shard, begin, end in spans
+        for at in range(pages.round_up(begin), end - _READ_BYTES, pages.round_up(_READ_BYTES))
+    ]
+    places = draw.sample(places, min(len(places), len(candidates) * _ROUNDS * _READS))
+    took: dict[str, list[float]] = {}
+    with contextlib.ExitStack() as stack:
+        region = pages.reserve(_READS * _READ_BYTES, huge=True)
+        stack.callback(region.close)
+        pages.fill(region.address, 0, region.nbytes)
+        ready = {}
+        for name, build in candidates.items():
+            with contextlib.suppress(Exception):
+                ready[name] = build(facts)
+                stack.callback(ready[name].close)
+        for turn in range(_ROUNDS):
+            order = list(ready.items())
+            for name, fetcher in order[turn % len(order) :] + order[: turn % len(order)] if order else ():
+                mine, places = places[:_READS], places[_READS:]
+                if len(mine) < _READS or time.perf_counter() > until:
+                    break
+                try:
+                    took.setdefault(name, []).append(_time(fetcher, region.address, mine))
+                except Exception:  # noqa: BLE001 - what cannot read is no candidate
+                    del ready[name]
+                    took[name] = []
+    return {name: _READS * _READ_BYTES / statistics.median(each) for name, each in took.items() if each}
+
+
+def _time(fetcher: Fetcher, address: int, places: Sequence[tuple[int, int]]) -> float:
+    import numpy as np
+
+    from bmoe.contracts import ReadBatch
+
+    shard, offset = (np.array(column, dtype=np.int64) for column in zip(*places, strict=True))
+    index = np.arange(len(places), dtype=np.int64)
+    length = np.full(len(places), _READ_BYTES, dtype=np.int64)
+    began = time.perf_counter()
+    fetcher.wait(fetcher.submit(ReadBatch(address + index * _READ_BYTES, length, length, offset, shard, index * 0)), 0)
+    return time.perf_counter() - began
+
+
+def _recall(memory: Path | None) -> dict[str, Any]:
+    """What is remembered; nothing if the file is not there or not ours."""
+    if memory is None:
+        return {}
+    try:
+        table = json.loads(memory.read_text(encoding="utf-8"))
+        entries = table["fetch"] if table["schema"] == SCHEMA else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return entries if isinstance(entries, dict) else {}
+
+
+def _remember(memory: Path | None, key: str, verdict: Verdict) -> None:
+    """Add one entry. Another process may do the same at this moment: then one of both probes again some day."""
+    if memory is None:
+        return
+    table = {"schema": SCHEMA, "fetch": {**_recall(memory), key: {"plugin": verdict.name, "why": verdict.why}}}
+    with contextlib.suppress(OSError):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(prefix=memory.name, dir=memory.parent)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                json.dump(table, file, indent=1)
+            os.replace(name, memory)
+        except OSError:
+            os.unlink(name)
+            raise

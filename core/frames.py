@@ -146,7 +146,8 @@ class Frames:
 
     def dissolve_pool(self) -> bool:
         """Give back what the pool holds; entries keep what they have. False if there was nothing."""
-        held, self._pool = self._pool is not None and self._pool.idle_bytes > 0, self._retired()
+        held = self._pool is not None and self._pool.idle_bytes > 0
+        self.close()
         return held
 
     def forget_all(self) -> None:
@@ -156,18 +157,16 @@ class Frames:
         self._idle_edges.clear()
 
     def close(self) -> None:
-        """Give the pool back."""
-        self._pool = self._retired()
+        """Give the pool back; entries keep what they have. May be called twice."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     @staticmethod
     def give_back(spans: Spans) -> None:
         """Return the pages of an evicted entry to the system."""
         for address, size in spans:
             memory.release(address, size)
-
-    def _retired(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
 
     def _may_move(self, address: int) -> bool:
         return address in self._moved or len(self._moved) < self._move_limit

@@ -78,7 +78,7 @@ def populate(address: int, nbytes: int) -> bool:
 
     Needs Linux 5.14.
     """
-    return sys.platform.startswith("linux") and _libc.madvise(address, nbytes, _MADV_POPULATE_WRITE) == 0
+    return sys.platform.startswith("linux") and bool(_libc.madvise(address, nbytes, _MADV_POPULATE_WRITE) == 0)
 
 
 def refuse_huge(address: int, nbytes: int) -> None:

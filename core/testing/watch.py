@@ -30,6 +30,7 @@ from bmoe.errors import ReadError
 from bmoe.native import memory
 from bmoe.pages import region_bytes
 from bmoe.plan import Plan
+from bmoe.store import ExpertStore
 
 POISON = 0xAA
 
@@ -270,7 +271,10 @@ class Watch:
             for projection, address in enumerate(places):
                 memory.fill(memory.round_down(address), POISON, region_bytes(bank, projection))
         store = engine.stream.store
-        staged = (lambda: {key for keys in store.staged.values() for key in keys}) if self.policy else lambda: None
+
+        def staged() -> set[ExpertKey] | None:
+            return {key for keys in store.staged.values() for key in keys} if isinstance(store, ExpertStore) else None
+
         self.fetcher.expect(addresses, staged)
 
 

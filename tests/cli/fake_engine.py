@@ -82,7 +82,7 @@ class Conversation:
 
 
 class Engine:
-    def __init__(self, profile, model=None, overrides=()):
+    def __init__(self, profile, model=None, overrides=(), remember=None):
         loaded = load_profile(profile, overrides=overrides)
         self.model = model
         dump = loaded.model_dump(mode="json")

@@ -125,6 +125,8 @@ class Stream:
                     self._proceed(flight.stage + 1)
                 else:
                     self._flight = None
+                    if self._next is not None and self._next.tickets:
+                        self.fetcher.wait(self._next.tickets[-1], -1)  # hand over: nobody waits before the next router
             except BaseException:
                 self._give_up()
                 raise

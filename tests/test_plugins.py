@@ -58,7 +58,7 @@ def test_auto_loads_its_candidates_and_all_rows_are_there():
     catalog = load()
 
     assert ["lru"] == list(catalog.providers["cache"])
-    assert {"aio", "pread"} == set(catalog.providers["fetch"])
+    assert {"aio", "pread", "uring"} == set(catalog.providers["fetch"])
     assert {"qwen3moe", "gpt-oss"} <= set(catalog.archs)
     assert catalog.origin("cache", "lru") == "bmoe_plugins.caches.lru"
 

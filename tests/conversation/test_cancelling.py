@@ -11,6 +11,8 @@ from bmoe_plugins.fetch.pread import PreadFetcher
 
 from .runs import LONG, OFF, PROMPT, SOME, Open, run, stop_of
 
+SERIAL = "stream.overlap=off"
+
 
 class AtRead:
     """Calls ``act`` from another thread at the n-th read of the fetcher, and counts the reads after it."""
@@ -32,9 +34,9 @@ class AtRead:
 
 @pytest.mark.parametrize("where", [1, 4, 6, 9])
 def test_cancel_in_a_prompt_ends_within_the_layer(opened: Open, monkeypatch: pytest.MonkeyPatch, where: int) -> None:
-    with opened(OFF).conversation() as fresh:
+    with opened(OFF, SERIAL).conversation() as fresh:
         expected = run(fresh, LONG, 4)
-    with opened(OFF).conversation() as conversation:
+    with opened(OFF, SERIAL).conversation() as conversation:
         reads = AtRead(monkeypatch, where, conversation.cancel)
 
         assert [] == list(conversation.generate(LONG, 4))
@@ -47,9 +49,9 @@ def test_cancel_in_a_prompt_ends_within_the_layer(opened: Open, monkeypatch: pyt
 
 @pytest.mark.parametrize("where", [5, 8, 10])
 def test_cancel_while_decoding_ends_within_the_layer(opened: Open, monkeypatch: pytest.MonkeyPatch, where: int) -> None:
-    with opened(OFF).conversation() as fresh:
+    with opened(OFF, SERIAL).conversation() as fresh:
         expected = run(fresh, PROMPT, 4)
-    with opened(OFF).conversation() as conversation:
+    with opened(OFF, SERIAL).conversation() as conversation:
         reads = AtRead(monkeypatch, where, conversation.cancel)
 
         tokens = [token.id for token in conversation.generate(PROMPT, 4)]
@@ -61,6 +63,28 @@ def test_cancel_while_decoding_ends_within_the_layer(opened: Open, monkeypatch: 
         assert conversation.summary is not None
         assert whole == conversation.summary.tokens
         assert expected == run(conversation, PROMPT, 4)
+
+
+@pytest.mark.parametrize("overlap", ["projection", "off"])
+@pytest.mark.parametrize("budget", [OFF, SOME])
+@pytest.mark.parametrize("where", [1, 2, 3, 5, 8, 13, 21])
+def test_cancel_while_later_reads_are_out_leaves_none_of_them_in_flight(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, overlap: str, budget: str, where: int
+) -> None:
+    settings = (budget, f"stream.overlap={overlap}")
+    with opened(*settings).conversation() as fresh:
+        expected = run(fresh, LONG, 6)
+    engine = opened(*settings)
+    with engine.conversation() as conversation:
+        AtRead(monkeypatch, where, conversation.cancel)
+
+        tokens = [token.id for token in conversation.generate(LONG, 6)]
+
+        assert "cancelled" == stop_of(conversation)
+        assert expected[0][: len(tokens)] == tokens
+        assert {} == engine.hot.fetcher._flights, "reads into memory that is somebody else's by now"
+        monkeypatch.undo()
+        assert expected == run(conversation, LONG, 6)
 
 
 def test_cancel_before_generating_ends_at_once_and_only_once(opened: Open) -> None:

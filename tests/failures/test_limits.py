@@ -58,7 +58,7 @@ with opened("fetch.plugin={fetcher}") as engine, engine.conversation() as conver
     lower(resource.{kind}, 256 << 10)
     again = [run(conversation) for _ in range(4)]
     counters = engine.stream.store.counters
-    print(json.dumps([expected, again, counters.evictions - started, counters.recycled]))
+    print(json.dumps([expected, again, counters.evictions - started, engine.stream.store.frames.recycled]))
 """,
     )
 

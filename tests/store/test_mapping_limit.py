@@ -46,7 +46,7 @@ for turn in range(EXPERTS // 8):
             for index in range(len(batch)):
                 row = batch.row(index)
                 memory.fill(row.address, bank ^ row.stage ^ 0x5A, row.length)
-            store.commit()
+            store.commit(bank)
         for address in store.addresses[bank]:
             for expert in experts:
                 view = memory.view(address + expert * STRIDE, STRIDE)
@@ -54,7 +54,7 @@ for turn in range(EXPERTS // 8):
     store.settle()
     most = max(most, memory.count_mappings())
 counters = store.counters
-print(json.dumps([most, limit, counters.evictions, counters.recycled, len(store._moved)]))
+print(json.dumps([most, limit, counters.evictions, store.frames.recycled, len(store.frames._moved)]))
 store.close()
 """
 

@@ -176,7 +176,7 @@ class _Planner(Chooser):
             sizes = f"{need >> 20} MiB for the KV of a conversation, and {free >> 20} are free"
             self.problem("model.ctx", f" = {model.ctx} needs {sizes}; give at most {most}")
         by_kind = {choice.kind: choice for choice in chosen if choice.kind != "sink"}
-        budget = self._budget(by_kind.get("cache"), facts, machine)
+        budget = self._budget(by_kind.get("cache"), facts, self._unheld(by_kind.get("dense"), facts, machine))
         if row is None or self.unsure:
             return None
         keys = [("arch", row.name), *((choice.kind, choice.name) for choice in chosen)]
@@ -217,6 +217,19 @@ class _Planner(Chooser):
         if model.kv_type == "q8_0" and model.flash_attention is False:
             self.problem("model.kv_type", ' = "q8_0" needs flash attention; set model.flash_attention = "auto"')
 
+    def _unheld(self, dense: Choice | None, facts: ModelFacts, machine: Machine) -> Machine:
+        """The machine once the KV of a conversation and what the dense placement holds are taken."""
+        held = kv_bytes(self.profile, facts)
+        if dense is not None and "dense" not in self.unsure and self.profile.stream.enabled:
+            try:
+                held += dense.provider.holds(dense.options, facts)
+            except Exception as exc:  # noqa: BLE001 - a plugin may raise anything
+                why = f"cannot tell what it holds; correct its options or the plugin ({cause(exc)})"
+                self.problem(dense.path, f" = {toml_value(dense.name)} {why}")
+        if machine.available_bytes is None:
+            return machine
+        return dataclasses.replace(machine, available_bytes=max(0, machine.available_bytes - held))
+
     def _budget(self, cache: Choice | None, facts: ModelFacts, machine: Machine) -> CacheBudget:
         section = self.profile.cache
         if not self.profile.stream.enabled:
@@ -234,9 +247,6 @@ class _Planner(Chooser):
                 return True
             return bool(getattr(built, "below_cycle", False))
 
-        if machine.available_bytes is not None:
-            free = max(0, machine.available_bytes - kv_bytes(self.profile, facts))
-            machine = dataclasses.replace(machine, available_bytes=free)
         outcome: BudgetOutcome = decide_budget(section, cache.name if cache else "", facts, machine, below_cycle)
         if outcome.problem:
             key, _, rest = outcome.problem.partition(" = ")

@@ -49,7 +49,13 @@ NATIVE_USERS = {"engine", "conversation", "decode", "stream", "store", "pages", 
 PLUGIN_MAY = {"bmoe", "bmoe.contracts", "bmoe.errors"}
 KIND_MAY = {
     "fetch": {"bmoe.native.io", "bmoe.native.memory"},
-    "dense": {"bmoe.native.io", "bmoe.native.memory"},
+    "dense": {
+        "bmoe.native.hardware_buffer",
+        "bmoe.native.io",
+        "bmoe.native.memory",
+        "bmoe.native.repack",
+        "bmoe.native.residency",
+    },
     "archs": {"bmoe.registry"},  # where the rows are
     "sinks": {"bmoe.telemetry"},  # the form that records have outside
 }

@@ -17,6 +17,27 @@ class TestMmap(DenseGates):
     plugin, provider = "bmoe", "mmap"
 
 
+class TestWarm(DenseGates):
+    plugin, provider = "bmoe", "warm"
+
+
+class TestAnon(DenseGates):
+    plugin, provider = "bmoe", "anon"
+
+
+class TestLocked(DenseGates):
+    plugin, provider = "bmoe", "locked"
+
+
+class TestLockedInPlace(DenseGates):
+    plugin, provider = "bmoe", "locked"
+    options = {"copy_weights": False}
+
+
+class TestRepack(DenseGates):
+    plugin, provider, quant = "bmoe", "repack", "Q4_0"
+
+
 # ---- the gate can fail
 
 

@@ -25,6 +25,7 @@ from bmoe.contracts import (
 from bmoe.native import mapping, memory
 from bmoe.plan import Plan
 from bmoe.resolve import resolve
+from bmoe.synth import Shape
 from bmoe.testing.archs import ArchGates, Bench, Cell, session_bench
 from bmoe.testing.load import IN_TREE, load_provider
 
@@ -37,13 +38,13 @@ class DenseGates:
     """Proves that a dense placement keeps its contract. A subclass sets class attributes and nothing else.
 
     ``plugin`` is the entry point of group ``bmoe.plugins`` (``"bmoe"`` for in-tree ones) that provides ``provider``.
-    ``quant`` is a quantisation of the tiny models, for a placement that does nothing with their own.
+    ``shape`` is that of the tiny model, for a placement that does nothing with the weights of the usual one.
     """
 
     plugin: ClassVar[str]
     provider: ClassVar[str]
     options: ClassVar[Mapping[str, Any]] = {}
-    quant: ClassVar[str | None] = None
+    shape: ClassVar[str | Shape] = "tiny-qwen3moe"
 
     def load(self) -> Provider[DensePlacement]:
         """The provider under test, by name."""
@@ -68,7 +69,7 @@ class DenseGates:
 
     def test_moved_weights_are_the_same_bytes(self, bench: Bench) -> None:
         """What moved is whole, aligned, apart from the rest, and counted; nothing is written where it came from."""
-        path = bench.models.path("tiny-qwen3moe", self.quant)
+        path = bench.models.path(self.shape)
         model = _facts(path)
         content = np.fromfile(path, dtype=np.uint8)  # a copy stands for the model's mapping
         before = content.copy()
@@ -92,12 +93,12 @@ class DenseGates:
     @pytest.mark.parametrize("budget", ["off", "half"])
     def test_identity(self, bench: Bench, budget: str) -> None:
         """Logits are those of plain llama.cpp, byte for byte."""
-        self._placed().check(bench, Cell(budget), self.quant)
+        self._placed().check(bench, Cell(budget))
 
     def test_what_moved_left_the_mapping(self, bench: Bench) -> None:
         """The place where a moved weight was cannot be read any more, and a weight that stayed still can."""
         placed = self._placed()
-        with placed.open(placed.model(bench, self.quant), Cell()) as (engine, _):
+        with placed.open(placed.model(bench), Cell()) as (engine, _):
             assert engine.placement is not None
             moved = {*engine.placement.moved, *engine.repacked}
             if memory.count_mappings() == 0:
@@ -117,7 +118,7 @@ class DenseGates:
             pytest.skip(missing)
 
         class Placed(ArchGates):
-            plugin, provider, arch = IN_TREE, "qwen3moe", "qwen3moe"
+            plugin, provider, arch, shape = IN_TREE, "qwen3moe", "qwen3moe", self.shape
 
             def table(self, path: Path, cell: Cell) -> dict[str, Any]:
                 table = super().table(path, cell)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bmoe.contracts import DensePlacement, DenseTensor, Placement, Provider
 from bmoe.native import memory
+from bmoe.synth import SHAPES
 from bmoe.testing.archs import Bench, session_bench
 from bmoe.testing.dense import DenseGates
 
@@ -35,7 +37,8 @@ class TestLockedInPlace(DenseGates):
 
 
 class TestRepack(DenseGates):
-    plugin, provider, quant = "bmoe", "repack", "Q4_0"
+    plugin, provider = "bmoe", "repack"
+    shape = replace(SHAPES["tiny-qwen3moe"], name="quantised", dense="Q4_0", output="Q4_0")
 
 
 # ---- the gate can fail

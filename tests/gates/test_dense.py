@@ -41,6 +41,10 @@ class TestRepack(DenseGates):
     shape = replace(SHAPES["tiny-qwen3moe"], name="quantised", dense="Q4_0", output="Q4_0")
 
 
+class TestAhwb(DenseGates):
+    plugin, provider = "bmoe", "ahwb"
+
+
 # ---- the gate can fail
 
 

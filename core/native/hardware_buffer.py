@@ -83,8 +83,11 @@ def _declare(library: str) -> Any:
         calls = ctypes.CDLL(library)
         signatures = (
             (calls.AHardwareBuffer_allocate, ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
-            (calls.AHardwareBuffer_lock, ctypes.c_int, [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int32]
-             + [ctypes.c_void_p] * 2),
+            (
+                calls.AHardwareBuffer_lock,
+                ctypes.c_int,
+                [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int32] + [ctypes.c_void_p] * 2,
+            ),
             (calls.AHardwareBuffer_unlock, ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
             (calls.AHardwareBuffer_release, None, [ctypes.c_void_p]),
         )

@@ -6,10 +6,10 @@ lies beside a tensor there are the file's own bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from bmoe.contracts import DenseTensor, Facts
+from bmoe.contracts import DenseTensor, Facts, ModelFacts
 from bmoe.errors import ReadError
 from bmoe.native import io, memory
 
@@ -46,7 +46,11 @@ def make_runs(tensors: Iterable[DenseTensor], most: int | None = None) -> list[R
     runs: list[Run] = []
     for tensor in sorted(tensors, key=lambda t: (t.shard, t.offset)):
         end, last = tensor.offset + tensor.nbytes, runs[-1] if runs else None
-        if last is not None and last.shard == tensor.shard and memory.round_down(tensor.offset) <= last.offset + last.nbytes:
+        if (
+            last is not None
+            and last.shard == tensor.shard
+            and memory.round_down(tensor.offset) <= last.offset + last.nbytes
+        ):
             joined = Run(last.shard, last.offset, max(end, last.end), (*last.tensors, tensor))
             if most is None or joined.nbytes <= most:
                 runs[-1] = joined
@@ -66,7 +70,7 @@ class Copier:
         self.notices: list[str] = []
 
     def read(self, run: Run, address: int) -> None:
-        """Bring ``run`` to the page-aligned ``address``; ReadError names file, offset and errno, ModelError the file."""
+        """Bring ``run`` to the page-aligned ``address``; ReadError or ModelError names the file."""
         for start in range(run.offset, run.offset + run.nbytes, CHUNK):
             length = min(CHUNK, run.offset + run.nbytes - start)
             self._read(run.shard, address + start - run.offset, length, start, min(length, run.end - start))
@@ -111,6 +115,8 @@ class ForgivingCopier(Copier):
         return True
 
 
-def size_of_copy(nbytes: Sequence[int]) -> int:
-    """The most bytes that copies of tensors of these sizes take: each may begin and end inside a page."""
-    return sum(memory.round_up(size) + memory.PAGE for size in nbytes)
+def size_of_copy(model: ModelFacts) -> int:
+    """Bytes that copies of all dense weights of a model take, in whole pages."""
+    return sum(
+        run.nbytes for run in make_runs(DenseTensor(t.name, 0, t.nbytes, t.shard, t.offset) for t in model.dense)
+    )

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from bmoe import Provider, hookimpl
 from bmoe.contracts import DensePlacement, DenseTensor, Facts, ModelFacts, Options, Placement
 from bmoe.native import hardware_buffer, memory
-
 from bmoe_plugins.dense._copying import ForgivingCopier, Run, make_runs, size_of_copy
 
 
@@ -72,11 +71,13 @@ def _build(options: Options, facts: Facts) -> HardwareBuffers:
 
 
 def _holds(options: Options, model: ModelFacts) -> int:
-    return size_of_copy([tensor.nbytes for tensor in model.dense])
+    return size_of_copy(model)
 
 
 @hookimpl
 def bmoe_dense() -> Sequence[Provider[DensePlacement]]:
     """Android only."""
     summary = "hold dense weights in Android hardware buffers (unverified on a device)"
-    return [Provider("ahwb", _build, experimental=True, available=hardware_buffer.missing, holds=_holds, summary=summary)]
+    return [
+        Provider("ahwb", _build, experimental=True, available=hardware_buffer.missing, holds=_holds, summary=summary)
+    ]

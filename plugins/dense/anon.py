@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from bmoe import Provider, hookimpl
 from bmoe.contracts import DensePlacement, DenseTensor, Facts, ModelFacts, Options, Placement
 from bmoe.native import memory, residency
-
 from bmoe_plugins.dense._copying import Copier, make_runs, size_of_copy
 
 
@@ -51,7 +50,7 @@ def _build(options: Options, facts: Facts) -> Anonymous:
 
 
 def _holds(options: Options, model: ModelFacts) -> int:
-    return size_of_copy([tensor.nbytes for tensor in model.dense])
+    return size_of_copy(model)
 
 
 @hookimpl

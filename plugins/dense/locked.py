@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from bmoe import Provider, hookimpl
 from bmoe.contracts import DensePlacement, DenseTensor, Facts, ModelFacts, Options, Placement
 from bmoe.errors import NativeError
 from bmoe.native import memory, residency
-from pydantic import Field
-
 from bmoe_plugins.dense._copying import Copier, make_runs, size_of_copy
 
 
@@ -69,7 +69,7 @@ class Locked:
 
 
 def _holds(options: LockedOptions, model: ModelFacts) -> int:
-    return size_of_copy([tensor.nbytes for tensor in model.dense])
+    return size_of_copy(model)
 
 
 @hookimpl

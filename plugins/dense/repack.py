@@ -43,4 +43,6 @@ def _holds(options: Options, model: ModelFacts) -> int:
 @hookimpl
 def bmoe_dense() -> Sequence[Provider[DensePlacement]]:
     """Rearranged weights."""
-    return [Provider("repack", _build, holds=_holds, summary="let llama.cpp rearrange dense weights for this processor")]
+    return [
+        Provider("repack", _build, holds=_holds, summary="let llama.cpp rearrange dense weights for this processor")
+    ]

@@ -12,7 +12,6 @@ from bmoe import Provider, hookimpl
 from bmoe.contracts import DensePlacement, DenseTensor, Facts, Options, Placement
 from bmoe.errors import ReadError
 from bmoe.native import io, memory, residency
-
 from bmoe_plugins.dense._copying import CHUNK, make_runs
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from ctypes import CDLL
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from bmoe.contracts import CacheFacts, DenseTensor, Facts, FetchFacts

@@ -252,15 +252,15 @@ class Engine:
 
     def _resolved(self) -> dict[str, Any]:
         report = self.model.report
-        facts = {
+        facts: dict[str, Any] = {
             "seam": self.seam.name if self.stream is not None else None,
             "open_s": self.open_s,
             "open_read_bytes": report.read_bytes,
             "open_peak_rss_bytes": self.open_peak_rss_bytes,
+            "dense": self._resolved_dense(),
         }
         if self.stream is None:
-            return {**facts, "direct_io": None, "dense": self._resolved_dense()}
-        facts["dense"] = self._resolved_dense()
+            return {**facts, "direct_io": None}
         return {**facts, "direct_io": self.stream.fetcher.direct, "slot_bytes": self.stream.store.slot_bytes}
 
     def _resolved_dense(self) -> dict[str, Any]:

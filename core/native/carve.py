@@ -82,8 +82,14 @@ class Carver:
         """For llama.cpp's progress callback: the first call takes what the thread has missed; always True."""
         if not self._stop.is_set():
             self._watched(self._sweep)
+            self._watched(self._allow_reading)
             self._stop.set()
         return True
+
+    def _allow_reading(self) -> None:
+        """Here the populate is over, and llama.cpp has not given anything back yet."""
+        for address, nbytes in () if self._read_dense else self._between:
+            memory.allow_reading(address, nbytes)
 
     def finish(self) -> None:
         """After the load: NativeError if a mapping is nowhere to be found; raises what failed while it ran."""
@@ -134,7 +140,7 @@ class Carver:
         try:
             for (_, first), (last, _) in itertools.pairwise([(start, start), *ranges, (end, end)]):
                 if first < last:
-                    memory.map_file(base + first, last - first, fd, first)
+                    memory.map_file(base + first, last - first, fd, first, readable=self._read_dense)
                     memory.read_ahead(base + first, last - first, allowed=False)
                     self._between.append((base + first, last - first))
                     for at in range(first, last, _ASK) if self._read_dense else ():

@@ -73,7 +73,7 @@ class HardwareBuffer:
         if self._locked:
             self._locked = False
             self._calls.AHardwareBuffer_unlock(self._handle, None)
-        if self._handle:
+        if self._handle.value:
             self._calls.AHardwareBuffer_release(self._handle)
             self._handle = ctypes.c_void_p()
 
@@ -81,15 +81,12 @@ class HardwareBuffer:
 def _declare(library: str) -> Any:
     try:
         calls = ctypes.CDLL(library)
-        signatures = (
-            (calls.AHardwareBuffer_allocate, ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
-            (
-                calls.AHardwareBuffer_lock,
-                ctypes.c_int,
-                [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int32] + [ctypes.c_void_p] * 2,
-            ),
-            (calls.AHardwareBuffer_unlock, ctypes.c_int, [ctypes.c_void_p, ctypes.c_void_p]),
-            (calls.AHardwareBuffer_release, None, [ctypes.c_void_p]),
+        pointer, number, flags = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
+        signatures: tuple[tuple[Any, Any, list[Any]], ...] = (
+            (calls.AHardwareBuffer_allocate, ctypes.c_int, [pointer, pointer]),
+            (calls.AHardwareBuffer_lock, ctypes.c_int, [pointer, flags, number, pointer, pointer]),
+            (calls.AHardwareBuffer_unlock, ctypes.c_int, [pointer, pointer]),
+            (calls.AHardwareBuffer_release, None, [pointer]),
         )
     except (OSError, AttributeError):
         raise NativeError(f"hardware buffers are Android's, from version 8 on; {library} has none here") from None

@@ -228,6 +228,10 @@ def _everywhere() -> str:
     return ""
 
 
+def _nothing(options: Any, model: ModelFacts) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Provider(Generic[T]):
     """A named way to build one plugin object.
@@ -236,7 +240,8 @@ class Provider(Generic[T]):
     ``experimental`` one that needs ``plugins.allow_experimental``. ``needs`` and ``excludes`` name what else must, or
     must not, be chosen, as ``"kind:name"`` or ``"kind:*"`` (kinds: arch, cache, fetch, prefetch, dense, routing,
     importance, draft, sink); the table of impossible combinations is derived from them. ``available()`` says in one
-    sentence why this machine cannot run it, or returns "" if it can.
+    sentence why this machine cannot run it, or returns "" if it can. ``holds(options, model)`` are the bytes that it
+    will hold in memory for good, which an automatic cache budget then leaves; asked of dense placements only.
     """
 
     name: str
@@ -247,6 +252,7 @@ class Provider(Generic[T]):
     needs: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
     available: Callable[[], str] = _everywhere
+    holds: Callable[[Any, ModelFacts], int] = _nothing
     summary: str = ""
 
 
@@ -507,22 +513,39 @@ class DenseTensor:
 class Placement:
     """What a dense placement did: bytes it owns, bytes resident (None = unmeasured), and tensors that moved.
 
-    ``moved`` maps a tensor's name to its new address; that memory lives until the placement is closed.
+    ``moved`` maps a tensor's name to its new address; that memory lives until the placement is closed. Pages of the
+    model's mapping that hold nothing but what moved are released. ``notices`` say what is not as it was asked for.
     """
 
     placed_bytes: int
     resident_bytes: int | None
     moved: Mapping[str, int] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
 
 
 class DensePlacement(Protocol):
-    """Decides where the weights outside the routed experts live."""
+    """Decides where the weights outside the routed experts live.
+
+    One that takes weights from the files and not from memory says so with a true attribute ``copies``: opening then
+    leaves them unread. :class:`Repacking` is another optional side.
+    """
 
     def place(self, tensors: Sequence[DenseTensor], /) -> Placement:
         """Place all tensors; called once per open, before the first decode."""
 
     def close(self) -> None:
         """Release what ``place`` allocated; called after the model is gone."""
+
+
+@runtime_checkable
+class Repacking(Protocol):
+    """Optional side of dense placements: weights that llama.cpp rearranges for this processor while it loads."""
+
+    def repacks(self, tensors: Sequence[TensorFacts], /) -> Sequence[str]:
+        """Names of the tensors that can be; asked before the load, of streamed and resident runs alike.
+
+        Of these, the ones that the graph only multiplies by are rearranged, and ``place`` does not see them.
+        """
 
 
 # ---- drafting

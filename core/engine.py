@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from bmoe.bind import HotPath, bind
 from bmoe.budget import resized
-from bmoe.contracts import DenseTensor, Placement, RunRecord
+from bmoe.contracts import DenseTensor, Placement, Repacking, RunRecord
 from bmoe.decode import DecodeCost
 from bmoe.errors import NativeError, ProfileError
 from bmoe.log import get_logger
 from bmoe.machine import read_machine
-from bmoe.native import capture, interrupts, tensor
+from bmoe.native import capture, interrupts, mapping, repack, tensor
 from bmoe.native.evalhook import Seam, make_seam
 from bmoe.native.memory import PAGE
 from bmoe.native.model import Context, ContextOptions, Model
 from bmoe.plan import Plan
 from bmoe.pressure import PressureWatch
+from bmoe.problems import toml_value
 from bmoe.process import ProcessCounters
 from bmoe.profile import Profile
 from bmoe.resolve import resolve
@@ -90,13 +91,20 @@ class Engine:
         stack.callback(self.hot.dense.close)
         stack.callback(self.hot.fetcher.close)
         self.seam: Seam = make_seam(seam, plan.facts.banks if plan.streaming else ())
+        self.repacked = self._find_repacked(cancelled)
         self.model = Model(
-            plan.facts, keep_experts_out=plan.streaming, repack=plan.profile.model.repack, cancelled=cancelled
+            plan.facts,
+            keep_experts_out=plan.streaming,
+            read_dense=not getattr(self.hot.dense, "copies", False),
+            repack=plan.profile.model.repack,
+            buffer_overrides=repack.overrides(self.repacked) if self.repacked else (),
+            cancelled=cancelled,
         )
         stack.callback(self.model.close)
         self.stream: Stream | None = None
         self.buffers: dict[str, int] = {}
         self.placement: Placement | None = None
+        self.released_bytes = 0
         if plan.streaming:
             store = self._make_store()
             stack.callback(store.close)
@@ -252,6 +260,23 @@ class Engine:
             return SharedSlots(banks, self.seam)
         return ExpertStore(banks, self.seam, self.hot.policy, plan.budget.bytes, read_machine().max_map_count)
 
+    def _find_repacked(self, cancelled: Callable[[], bool]) -> frozenset[str]:
+        """Weights that the dense placement wants rearranged and the graph only multiplies by.
+
+        The graph is known once a model is open, and where weights go is decided while it opens: so it is opened twice,
+        the first time without reading any weight.
+        """
+        placement = self.hot.dense
+        wanted = frozenset(placement.repacks(self.facts.dense)) if isinstance(placement, Repacking) else frozenset()
+        if not wanted:
+            return wanted
+        model = Model(self.facts, keep_experts_out=True, read_dense=False, cancelled=cancelled)
+        try:
+            found = capture.capture(model, wanted, self.context_options())
+        finally:
+            model.close()
+        return wanted & found.tensors.keys() - found.elsewhere
+
     def _bind_tensors(self, store: Store) -> Placement:
         """Point every expert tensor at the store and let the dense placement see, and move, the others."""
         facts = self.facts
@@ -266,7 +291,7 @@ class Engine:
         bound = [
             DenseTensor(name, tensor.at(structures[0]).data or 0, t.nbytes, t.shard, t.offset)
             for name, t in dense.items()
-            if (structures := found.tensors.get(name))
+            if (structures := found.tensors.get(name)) and name not in self.repacked
         ]
         if self.plan.overlap != "off" and self.stream is not None:
             self.stream.weights = [[found.tensors[p.tensor][0] for p in bank.projections] for bank in facts.banks]
@@ -274,26 +299,41 @@ class Engine:
         for name, address in placement.moved.items():
             for structure in found.tensors[name]:
                 tensor.at(structure).data = address
+        self.released_bytes = mapping.release(facts, self.model.bases, {*placement.moved, *self.repacked})
         return placement
 
     def _notices(self) -> tuple[str, ...]:
-        fetcher = self.hot.fetcher
+        fetcher, notices = self.hot.fetcher, list(self.placement.notices if self.placement else ())
         if self.plan.streaming and self.plan.direct and not fetcher.direct:
-            return (f"reads go through the page cache: {fetcher.note}",)
-        return ()
+            notices.append(f"reads go through the page cache: {fetcher.note}")
+        if isinstance(self.hot.dense, Repacking) and not self.repacked:
+            said = f"dense.placement = {toml_value(self.plan.dense.name)}"
+            notices.append(f"{said} rearranges nothing: no weight of this model that this processor has a kernel for")
+        return tuple(notices)
 
     def _resolved(self) -> dict[str, Any]:
         report = self.model.report
-        facts = {
+        facts: dict[str, Any] = {
             "seam": self.seam.name if self.stream is not None else None,
             "open_s": self.open_s,
             "open_read_bytes": report.read_bytes,
             "open_peak_rss_bytes": self.open_peak_rss_bytes,
             "context_bytes": dict(self.buffers) or None,
+            "dense": self._resolved_dense(),
         }
         if self.stream is None:
             return {**facts, "direct_io": None}
         return {**facts, "direct_io": self.stream.fetcher.direct, "slot_bytes": self.stream.store.slot_bytes}
+
+    def _resolved_dense(self) -> dict[str, Any]:
+        placement = self.placement
+        return {
+            **self.plan.resolved()["dense"],
+            "placed_bytes": placement.placed_bytes if placement else None,
+            "resident_bytes": placement.resident_bytes if placement else None,
+            "released_bytes": self.released_bytes if placement else None,
+            "repacked_bytes": sum(t.nbytes for t in self.facts.dense if t.name in self.repacked),
+        }
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: someone asked for it

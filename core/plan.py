@@ -7,7 +7,7 @@ is in :meth:`Plan.resolved`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ class _Planner(Chooser):
             sizes = f"{need >> 20} MiB for the KV of a conversation, and {free >> 20} are free"
             self.problem("model.ctx", f" = {model.ctx} needs {sizes}; give at most {most}")
         by_kind = {choice.kind: choice for choice in chosen if choice.kind != "sink"}
-        budget = self._budget(by_kind.get("cache"), facts, machine)
+        budget = self._budget(by_kind.get("cache"), facts, machine, self._copied(by_kind.get("dense"), facts))
         if row is None or self.unsure:
             return None
         ubatch = self._ubatch(budget, facts, machine)
@@ -300,7 +300,18 @@ class _Planner(Chooser):
         self.notices.append(f"model.ubatch became {most}: {held}; prompts take longer")
         return most
 
-    def _budget(self, cache: Choice | None, facts: ModelFacts, machine: Machine) -> CacheBudget:
+    def _copied(self, dense: Choice | None, facts: ModelFacts) -> int:
+        """Bytes that the dense placement will hold of its own."""
+        if dense is None or "dense" in self.unsure or not self.profile.stream.enabled:
+            return 0
+        try:
+            return dense.provider.holds(dense.options, facts)
+        except Exception as exc:  # noqa: BLE001 - a plugin may raise anything
+            why = f"cannot tell what it holds; correct its options or the plugin ({cause(exc)})"
+            self.problem(dense.path, f" = {toml_value(dense.name)} {why}")
+            return 0
+
+    def _budget(self, cache: Choice | None, facts: ModelFacts, machine: Machine, copied: int) -> CacheBudget:
         section = self.profile.cache
         if not self.profile.stream.enabled:
             return size_budget(0, section.budget_mb, facts, machine.page_bytes)
@@ -318,6 +329,7 @@ class _Planner(Chooser):
             return bool(getattr(built, "below_cycle", False))
 
         claims = claimed(self.profile, facts, self.catalog.archs.get(facts.arch))
+        claims = replace(claims, copied=copied)
         name = cache.name if cache else ""
         outcome: BudgetOutcome = decide_budget(section, name, facts, machine, below_cycle, claims)
         if outcome.problem:

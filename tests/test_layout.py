@@ -63,7 +63,13 @@ NATIVE_USERS = {
 PLUGIN_MAY = {"bmoe", "bmoe.contracts", "bmoe.errors"}
 KIND_MAY = {
     "fetch": {"bmoe.native.aio", "bmoe.native.io", "bmoe.native.memory", "bmoe.native.uring"},
-    "dense": {"bmoe.native.io", "bmoe.native.memory"},
+    "dense": {
+        "bmoe.native.hardware_buffer",
+        "bmoe.native.io",
+        "bmoe.native.memory",
+        "bmoe.native.repack",
+        "bmoe.native.residency",
+    },
     "archs": {"bmoe.registry"},  # where the rows are
     "sinks": {"bmoe.telemetry"},  # the form that records have outside
 }

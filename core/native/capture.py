@@ -23,18 +23,20 @@ class Captured:
     """Weights by name: addresses of their structures (a tied tensor has several); each bank tensor's ids node.
 
     ``buffers``: what a context of these options took, as :class:`~bmoe.native.model.Context` has it.
+    ``elsewhere`` are those that anything but a product with float32 inputs uses, views and look-ups among them.
     """
 
     tensors: dict[str, list[int]] = field(default_factory=dict)
     routed_by: dict[str, str] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
+    elsewhere: set[str] = field(default_factory=set)
 
 
 def capture(model: Model, wanted: Collection[str], options: ContextOptions) -> Captured:
     """Build the graph of one token and note every weight named in ``wanted`` that it uses; computes one node only."""
     found = Captured()
     names = {name.encode(): name for name in wanted}
-    routing = tensor.op_code("MUL_MAT_ID")
+    routing, product = tensor.op_code("MUL_MAT_ID"), tensor.op_code("MUL_MAT")
     failure: list[BaseException] = []
 
     def see(address: int, ask: bool, user: int | None) -> bool:
@@ -47,6 +49,9 @@ def capture(model: Model, wanted: Collection[str], options: ContextOptions) -> C
                 structures = found.tensors.setdefault(name, [])
                 if source not in structures:
                     structures.append(source)
+                inputs = node.src[1] if node is not None and node.op == product and index == 0 else None
+                if not inputs or tensor.at(inputs).type != tensor.TYPE_F32:
+                    found.elsewhere.add(name)
                 if index == 0 and node is not None and node.op == routing:
                     ids = node.src[2]
                     found.routed_by[name] = tensor.at(ids).name.decode() if ids else ""

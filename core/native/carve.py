@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from bmoe.contracts import ModelFacts
+from bmoe.contracts import ModelFacts, ShardFacts
 from bmoe.errors import NativeError
 from bmoe.native import memory
 
@@ -49,12 +49,18 @@ def _only_padding(end: int, start: int) -> bool:
 
 
 class Carver:
-    """Use around the load: expert ranges go out of reach once the mapping is there. ``forbidden`` counts bytes."""
+    """Use around the load: expert ranges go out of reach once the mapping is there. ``forbidden`` counts bytes.
 
-    def __init__(self, facts: ModelFacts) -> None:
+    ``bases`` says where each shard was mapped. Without ``read_dense`` the weights between and beside the experts are
+    not read either, but can be: for whoever takes them from the file himself.
+    """
+
+    def __init__(self, facts: ModelFacts, *, read_dense: bool = True) -> None:
         self._ranges = expert_ranges(facts)
         self._shards = facts.shards
-        self._left = {index for index, ranges in enumerate(self._ranges) if ranges}
+        self._read_dense = read_dense
+        self._left = set(range(len(self._shards)))
+        self.bases: dict[int, int] = {}
         # another engine of this process may have the same file mapped already
         self._known = {index: self._mappings(index) for index in self._left}
         self._stop = threading.Event()
@@ -76,8 +82,14 @@ class Carver:
         """For llama.cpp's progress callback: the first call takes what the thread has missed; always True."""
         if not self._stop.is_set():
             self._watched(self._sweep)
+            self._watched(self._allow_reading)
             self._stop.set()
         return True
+
+    def _allow_reading(self) -> None:
+        """Here the populate is over, and llama.cpp has not given anything back yet."""
+        for address, nbytes in () if self._read_dense else self._between:
+            memory.allow_reading(address, nbytes)
 
     def finish(self) -> None:
         """After the load: NativeError if a mapping is nowhere to be found; raises what failed while it ran."""
@@ -87,8 +99,9 @@ class Carver:
             raise self._failure
         for address, nbytes in self._between:
             memory.read_ahead(address, nbytes, allowed=True)
-        if self._left and memory.count_mappings():
-            missing = ", ".join(self._shards[i].path for i in self._left)
+        lost = [index for index in sorted(self._left) if self._ranges[index]]
+        if lost and memory.count_mappings():
+            missing = ", ".join(self._shards[index].path for index in lost)
             raise NativeError(f"{missing}: the model's mapping was not found in this process; was the file replaced?")
 
     def _watch(self) -> None:
@@ -111,23 +124,27 @@ class Carver:
     def _sweep(self) -> None:
         for index in sorted(self._left):
             for base in self._mappings(index) - self._known[index]:
-                self._carve(base, self._shards[index].path, self._ranges[index])
+                self.bases[index] = base
+                self._carve(base, self._shards[index], self._ranges[index])
                 self._left.discard(index)
 
-    def _carve(self, base: int, path: str, ranges: list[tuple[int, int]]) -> None:
+    def _carve(self, base: int, shard: ShardFacts, ranges: list[tuple[int, int]]) -> None:
         # One call takes everything away, so that a populate under way stops at once; then the weights between the
         # experts come back. Nothing reads them before the load returns. Faults in them must not read around: a window
         # of megabytes would bring in the experts. So what is wanted is asked for exactly.
-        memory.forbid(base + ranges[0][0], ranges[-1][1] - ranges[0][0])
-        fd = os.open(path, os.O_RDONLY)
+        if self._read_dense and not ranges:
+            return
+        start, end = (ranges[0][0], ranges[-1][1]) if self._read_dense else (0, memory.round_up(shard.nbytes))
+        memory.forbid(base + start, end - start)
+        fd = os.open(shard.path, os.O_RDONLY)
         try:
-            for (_, first), (last, _) in itertools.pairwise(ranges):
+            for (_, first), (last, _) in itertools.pairwise([(start, start), *ranges, (end, end)]):
                 if first < last:
-                    memory.map_file(base + first, last - first, fd, first)
+                    memory.map_file(base + first, last - first, fd, first, readable=self._read_dense)
                     memory.read_ahead(base + first, last - first, allowed=False)
                     self._between.append((base + first, last - first))
-                    for start in range(first, last, _ASK):
-                        os.posix_fadvise(fd, start, min(_ASK, last - start), os.POSIX_FADV_WILLNEED)
+                    for at in range(first, last, _ASK) if self._read_dense else ():
+                        os.posix_fadvise(fd, at, min(_ASK, last - at), os.POSIX_FADV_WILLNEED)
         finally:
             os.close(fd)
         self.forbidden += sum(last - first for first, last in ranges)

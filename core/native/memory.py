@@ -28,6 +28,7 @@ _P, _N = ctypes.c_void_p, ctypes.c_size_t
 _libc.mmap.restype, _libc.mmap.argtypes = _P, [_P, _N, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong]
 _libc.munmap.argtypes = [_P, _N]
 _libc.madvise.argtypes = [_P, _N, ctypes.c_int]
+_libc.mprotect.argtypes = [_P, _N, ctypes.c_int]
 if sys.platform.startswith("linux"):
     _libc.mremap.restype, _libc.mremap.argtypes = _P, [_P, _N, _N, ctypes.c_int, _P]
 
@@ -126,9 +127,13 @@ def forbid(address: int, nbytes: int) -> None:
         raise NativeError(f"cannot make {nbytes} bytes inaccessible: {os.strerror(ctypes.get_errno())}")
 
 
-def map_file(address: int, nbytes: int, fd: int, offset: int) -> None:
-    """Map a page-aligned part of a file, shared and read-only, at exactly this address."""
-    if _libc.mmap(address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset) != address:
+def map_file(address: int, nbytes: int, fd: int, offset: int, *, readable: bool = True) -> None:
+    """Map a page-aligned part of a file, shared and read-only, at exactly this address.
+
+    What is not ``readable`` yet is passed over by a populate that is under way; see :func:`allow_reading`.
+    """
+    access = mmap.PROT_READ if readable else _PROT_NONE
+    if _libc.mmap(address, nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, offset) != address:
         raise NativeError(f"cannot map {nbytes} bytes of the model: {os.strerror(ctypes.get_errno())}")
 
 
@@ -138,6 +143,12 @@ def map_shared(fd: int, nbytes: int, offset: int) -> Region:
     if address in (None, _FAILED):
         raise NativeError(f"cannot map {nbytes} bytes that the kernel shares: {os.strerror(ctypes.get_errno())}")
     return Region(int(address), nbytes)
+
+
+def allow_reading(address: int, nbytes: int) -> None:
+    """Make a page-aligned range readable; the caller knows that it is still his."""
+    if _libc.mprotect(address, nbytes, mmap.PROT_READ) != 0:
+        raise NativeError(f"cannot make {nbytes} bytes readable: {os.strerror(ctypes.get_errno())}")
 
 
 def read_ahead(address: int, nbytes: int, *, allowed: bool) -> None:

@@ -62,6 +62,7 @@ class Model:
         facts: ModelFacts,
         *,
         keep_experts_out: bool,
+        read_dense: bool = True,
         repack: bool = False,
         load_mtp: bool = False,
         kv_overrides: Mapping[str, int | float | bool | str] | None = None,
@@ -71,6 +72,7 @@ class Model:
         """Open ``facts.path``; raises ModelError with llama.cpp's own last error if it refuses the file.
 
         ``keep_experts_out`` leaves routed experts unread and unreachable: bind every expert tensor before a decode.
+        Without ``read_dense`` it leaves all other weights unread too, until they are used.
         ``repack`` lets llama.cpp rearrange weights for speed, which changes last bits and cannot be streamed.
         ``kv_overrides`` replaces metadata, by gguf key; ``buffer_overrides`` gives tensors whose name matches a regular
         expression another ``ggml_backend_buffer_type_t``, by address. The load ends early, as refused, once
@@ -90,7 +92,7 @@ class Model:
         params.tensor_buft_overrides = ctypes.addressof(placed) if buffer_overrides else None
         before, started = _read_bytes(), time.perf_counter()
         with llamalog.recent_errors() as errors, contextlib.ExitStack() as stack:
-            carver = stack.enter_context(Carver(facts)) if keep_experts_out else None
+            carver = stack.enter_context(Carver(facts, read_dense=read_dense)) if keep_experts_out else None
 
             def progress(done: float, user: int | None) -> bool:
                 return (carver is None or carver.progress()) and not cancelled()
@@ -112,6 +114,7 @@ class Model:
             None if before is None or after is None else after - before,
             carver.forbidden if carver is not None else 0,
         )
+        self.bases: dict[int, int] = carver.bases if carver is not None else {}
         self._vocab = llama.llama_model_get_vocab(self._handle)
         self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,13 +11,25 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from bmoe.contracts import CacheFacts, DensePlacement, DenseTensor, Facts, FetchFacts, ModelFacts, Placement, Provider
-from bmoe.native import memory
+from bmoe.contracts import (
+    CacheFacts,
+    DensePlacement,
+    DenseTensor,
+    Facts,
+    FetchFacts,
+    ModelFacts,
+    Placement,
+    Provider,
+    Repacking,
+)
+from bmoe.native import mapping, memory
 from bmoe.plan import Plan
 from bmoe.resolve import resolve
+from bmoe.synth import Shape
 from bmoe.testing.archs import ArchGates, Bench, Cell, session_bench
 from bmoe.testing.load import IN_TREE, load_provider
 
+_NO_MODEL = ModelFacts("", "", "", (), 0, 0, 0, 0, 0, 0, 0, (), ())
 _ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml's CPU buffers (ggml/src/ggml-backend.cpp)
 
 
@@ -26,11 +38,13 @@ class DenseGates:
     """Proves that a dense placement keeps its contract. A subclass sets class attributes and nothing else.
 
     ``plugin`` is the entry point of group ``bmoe.plugins`` (``"bmoe"`` for in-tree ones) that provides ``provider``.
+    ``shape`` is that of the tiny model, for a placement that does nothing with the weights of the usual one.
     """
 
     plugin: ClassVar[str]
     provider: ClassVar[str]
     options: ClassVar[Mapping[str, Any]] = {}
+    shape: ClassVar[str | Shape] = "tiny-qwen3moe"
 
     def load(self) -> Provider[DensePlacement]:
         """The provider under test, by name."""
@@ -55,7 +69,7 @@ class DenseGates:
 
     def test_moved_weights_are_the_same_bytes(self, bench: Bench) -> None:
         """What moved is whole, aligned, apart from the rest, and counted; nothing is written where it came from."""
-        path = bench.models.path("tiny-qwen3moe")
+        path = bench.models.path(self.shape)
         model = _facts(path)
         content = np.fromfile(path, dtype=np.uint8)  # a copy stands for the model's mapping
         before = content.copy()
@@ -66,6 +80,7 @@ class DenseGates:
         placed = placement.place(tensors)
         try:
             _check(placed, tensors)
+            assert placed.moved or not getattr(placement, "copies", False), "copies weights, but moved none"
             for tensor in tensors:
                 at = placed.moved.get(tensor.name, tensor.address)
                 same = bytes(memory.view(at, tensor.nbytes)) == before[tensor.offset :][: tensor.nbytes].tobytes()
@@ -78,17 +93,47 @@ class DenseGates:
     @pytest.mark.parametrize("budget", ["off", "half"])
     def test_identity(self, bench: Bench, budget: str) -> None:
         """Logits are those of plain llama.cpp, byte for byte."""
+        self._placed().check(bench, Cell(budget))
+
+    def test_what_moved_left_the_mapping(self, bench: Bench) -> None:
+        """The place where a moved weight was cannot be read any more, and a weight that stayed still can."""
+        placed = self._placed()
+        with placed.open(placed.model(bench), Cell()) as (engine, _):
+            assert engine.placement is not None
+            moved = {*engine.placement.moved, *engine.repacked}
+            if memory.count_mappings() == 0:
+                pytest.skip("this system does not list a process's mappings")
+            vacated = {base: mapping.vacated(engine.facts, moved)[shard] for shard, base in engine.model.bases.items()}
+            left = [(base + first, base + last) for base, spans in vacated.items() for first, last in spans]
+            assert accessible(left) == [], "a weight that moved can still be read where it was"
+            assert engine.released_bytes <= sum(last - first for first, last in left)
+            works = isinstance(engine.hot.dense, Repacking) or getattr(engine.hot.dense, "copies", False)
+            assert bool(moved) == bool(engine.released_bytes) == works, "the placement did nothing"
+            assert engine.record.resolved["dense"]["placed_bytes"] == engine.placement.placed_bytes
+
+    def _placed(self) -> ArchGates:
+        """The gate of an architecture, with this placement; skips where this machine cannot run it."""
         provider, options = self.load(), self.options
+        if missing := provider.available():
+            pytest.skip(missing)
 
         class Placed(ArchGates):
-            plugin, provider, arch = IN_TREE, "qwen3moe", "qwen3moe"
+            plugin, provider, arch, shape = IN_TREE, "qwen3moe", "qwen3moe", self.shape
+
+            def table(self, path: Path, cell: Cell) -> dict[str, Any]:
+                table = super().table(path, cell)
+                if hasattr(built, "repacks"):  # which has its own reference: the same, resident
+                    table["dense"] = {"placement": known.name, "options": dict(options)}
+                return table
 
             def plan(self, path: Path, cell: Cell) -> Plan:
                 plan = super().plan(path, cell)
-                dense = replace(plan.dense, name=provider.name, provider=provider, options=provider.options(**options))
+                dense = replace(plan.dense, name=known.name, provider=known, options=known.options(**options))
                 return replace(plan, dense=dense)
 
-        Placed().check(bench, Cell(budget))
+        known, built = provider, self.build(_NO_MODEL)
+        built.close()
+        return Placed()
 
 
 def _check(placed: Placement, tensors: list[DenseTensor]) -> None:
@@ -107,3 +152,14 @@ def _check(placed: Placement, tensors: list[DenseTensor]) -> None:
 
 def _facts(path: Path) -> ModelFacts:
     return resolve({"model": {"path": str(path)}, "cache": {"budget_mb": 0}}).facts
+
+
+def accessible(ranges: Sequence[tuple[int, int]]) -> list[str]:
+    """Mappings of this process through which any of these address ranges could be read."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, mode = line.split()[:2]
+        low, high = (int(part, 16) for part in place.split("-"))
+        if mode != "---p" and any(low < last and first < high for first, last in ranges):
+            found.append(line)
+    return found

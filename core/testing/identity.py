@@ -58,8 +58,11 @@ class RecordingEngine(Engine):
 
 
 def resident(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity reference of a profile; what only steers streaming is left out, for it has no effect."""
-    kept = {key: value for key, value in table.items() if key not in {"cache", "fetch", "dense", "sink"}}
+    """The identity reference of a profile; what only steers streaming is left out, for it has no effect.
+
+    ``dense`` stays: a placement that rearranges weights does so without streaming too.
+    """
+    kept = {key: value for key, value in table.items() if key not in {"cache", "fetch", "sink"}}
     return {**kept, "stream": {"enabled": False}}
 
 

@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bmoe.contracts import DensePlacement, DenseTensor, Placement, Provider
 from bmoe.native import memory
+from bmoe.synth import SHAPES
 from bmoe.testing.archs import Bench, session_bench
 from bmoe.testing.dense import DenseGates
 
 
 class TestMmap(DenseGates):
     plugin, provider = "bmoe", "mmap"
+
+
+class TestWarm(DenseGates):
+    plugin, provider = "bmoe", "warm"
+
+
+class TestAnon(DenseGates):
+    plugin, provider = "bmoe", "anon"
+
+
+class TestLocked(DenseGates):
+    plugin, provider = "bmoe", "locked"
+
+
+class TestLockedInPlace(DenseGates):
+    plugin, provider = "bmoe", "locked"
+    options = {"copy_weights": False}
+
+
+class TestRepack(DenseGates):
+    plugin, provider = "bmoe", "repack"
+    shape = replace(SHAPES["tiny-qwen3moe"], name="quantised", dense="Q4_0", output="Q4_0")
+
+
+class TestAhwb(DenseGates):
+    plugin, provider = "bmoe", "ahwb"
 
 
 # ---- the gate can fail

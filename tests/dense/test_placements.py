@@ -293,7 +293,7 @@ def test_the_record_says_what_was_placed_and_released(model: str):
 @pytest.mark.parametrize("placement", COPYING)
 def test_an_automatic_budget_leaves_room_for_the_copies(models: TinyModels, placement: str):
     model = str(models.path(replace(SHAPES["tiny-qwen3moe"], name="more-experts", n_expert=32)))
-    machine = Machine(2, memory.PAGE, (1536 << 20) + (12 << 20), "Linux", "6", "x86_64", None)
+    machine = Machine(2, memory.PAGE, (1536 << 20) + (20 << 20), "Linux", "6", "x86_64", None)
 
     def budget(placement: str) -> int:
         profile = load_profile({"model": {"ctx": 64}, "dense": {"placement": placement}}, model=model)

@@ -136,7 +136,10 @@ def test_builders_are_told_model_budget_and_files():
     [
         ("cache.policy=lur", '--set: cache.policy = "lur" is not a cache policy; did you mean "lru"? (lru, none)'),
         ("fetch.plugin=preed", '--set: fetch.plugin = "preed" is not a fetcher; did you mean "pread"? (aio, pread)'),
-        ("dense.placement=auto", '--set: dense.placement = "auto" is not possible; choose one of ahwb, anon, locked, mmap, repack, warm'),
+        (
+            "dense.placement=auto",
+            '--set: dense.placement = "auto" is not possible; choose one of ahwb, anon, locked, mmap, repack, warm',
+        ),
         ("sink.0.plugin=jsnl", '--set: sink.0.plugin = "jsnl" is not a sink; did you mean "jsonl"? (jsonl, progress)'),
         (
             "cache.policy=umbra.hotset",

@@ -110,6 +110,7 @@ class Engine:
             stack.callback(store.close)
             self.stream = Stream(self.seam, store, self.hot.fetcher)
             self.placement = self._bind_tensors(store)
+            self.model.count_reads()
         self.process = ProcessCounters()
         stack.callback(self.process.close)
         self.watch: PressureWatch | None = None

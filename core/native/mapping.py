@@ -70,11 +70,11 @@ def _mapped(base: int, path: str) -> list[tuple[int, int]]:
 def _pages(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The pages that spans touch, merged and sorted."""
     merged: list[tuple[int, int]] = []
-    for first, last in sorted(spans):
+    for first, last in sorted(span for span in spans if span[0] < span[1]):
         low, high = memory.round_down(first), memory.round_up(last)
         if merged and low <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], high))
-        elif low < high:
+        else:
             merged.append((low, high))
     return merged
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -108,15 +109,18 @@ class Model:
             except BaseException:
                 self.close()
                 raise
-        after = _read_bytes()
-        self.report = OpenReport(
-            time.perf_counter() - started,
-            None if before is None or after is None else after - before,
-            carver.forbidden if carver is not None else 0,
-        )
+        self._read_before = before
+        self.report = OpenReport(time.perf_counter() - started, None, carver.forbidden if carver is not None else 0)
+        self.count_reads()
         self.bases: dict[int, int] = carver.bases if carver is not None else {}
         self._vocab = llama.llama_model_get_vocab(self._handle)
         self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
+
+    def count_reads(self) -> None:
+        """Report everything that was read since the load began, for weights that are read after it."""
+        before, after = self._read_before, _read_bytes()
+        read = None if before is None or after is None else after - before
+        self.report = dataclasses.replace(self.report, read_bytes=read)
 
     @property
     def handle(self) -> Any:

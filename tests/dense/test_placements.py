@@ -118,6 +118,29 @@ def test_a_split_model_is_copied_from_every_file(models: TinyModels, tmp_path: P
         assert generate(engine) == mapped
 
 
+def test_two_engines_of_one_file_release_their_own_mapping_only(model: str, mapped: str):
+    with opened(model, "mmap") as first, opened(model, "anon") as second, opened(model, "anon") as third:
+        third.close()
+        assert generate(second) == mapped
+        assert generate(first) == mapped
+
+
+@LINUX
+def test_a_file_that_is_cut_short_afterwards_does_not_end_the_process(model: str, mapped: str, tmp_path: Path):
+    """Nothing of it is mapped any more; a prompt that needs an expert from it would be a read error."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(Path(model).read_bytes())
+    lines = in_a_process(f"""
+import os
+with opened({str(path)!r}, "anon", "cache.budget_mb=64") as engine:
+    expected = generate(engine)
+    os.truncate({str(path)!r}, 4096)
+    print(generate(engine) == expected)
+""")
+
+    assert lines == ["True"]
+
+
 # ---- what fails
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from flash_bound import facts_of
+from device import facts_of
 
 from bmoe import plugins
 from bmoe.contracts import CacheFacts, Facts, Fetcher, FetchFacts, ModelFacts, ReadBatch

@@ -1,11 +1,12 @@
 """Time per token when every expert comes from storage, against what the device and the processor allow.
 
-    python benchmarks/flash_bound.py [--quick] [--json] [--against SCRIPT]
+    python benchmarks/flash_bound.py [--quick] [--json] [--plot FILE] [--against SCRIPT]
 
 Three things are measured in turn, on the same file: decoding with the cache off; the device, by
 reading slices of the same size at random places through the same fetcher in batches of one layer; and decoding with
-all experts resident, which is the compute. ``flash_ratio`` = time per token / (bytes / bandwidth); ``serial_ratio`` =
-time per token / (bytes / bandwidth + compute), the bound of an engine that reads and computes in turn.
+all experts resident, which is the compute. ``flash_ratio`` = time per token / (bytes / bandwidth); ``bound_ratio`` =
+time per token / max(bytes / bandwidth, compute); ``serial_ratio`` = time per token / (bytes / bandwidth + compute), the
+bound of an engine that reads and computes in turn.
 
 ``--against SCRIPT`` alternates with another engine's script on the same file, cache off and at 80 % hits, and prints
 the ratio of tokens per second. The script is called as ``SCRIPT MODEL --cache MiB -n N --rand --prompt TEXT``, with
@@ -14,60 +15,26 @@ SLOTS=1 or RECYCLE=1 set, and must print ``tok/s X`` and ``hit Y``; a ``seam3.c`
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from device import bandwidth, facts_of
 from models import model_file, parser_of
 from pairs import Ratio, interleave, quartiles
+from report import Bar, Plot, publish
 from worker import Worker, random_tokens
-
-from bmoe import plugins
-from bmoe.contracts import CacheFacts, Facts, FetchFacts, ModelFacts, ReadBatch
-from bmoe.layout import read_model
-from bmoe.native import memory
-from bmoe.registry import load_registry
-
-
-def facts_of(model: str) -> ModelFacts:
-    """The model's layout."""
-    return read_model(model, plugins.load_all(load_registry()).archs)
-
-
-def bandwidth(facts: ModelFacts, fetcher: str, nbytes: int) -> float:
-    """Bytes per second of direct reads of expert slices at random places, a layer's worth in flight at a time."""
-    catalog = plugins.load_all(load_registry())
-    bank = facts.banks[0]
-    stride = memory.round_up(max(p.stride for p in bank.projections))
-    count = bank.n_used * len(bank.projections)
-    built = catalog.providers["fetch"][fetcher]
-    reader = built.build(built.options(), Facts(facts, CacheFacts(0, 0, 0), FetchFacts((facts.path,), 4, True, count)))
-    region = memory.reserve(stride * count, huge=True)
-    address = region.address + np.arange(count, dtype=np.int64) * stride
-    length, zeros = np.full(count, stride, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    draw = np.random.default_rng()
-    done, began = 0, time.perf_counter()
-    while done < nbytes:
-        places = draw.integers(0, (facts.file_bytes - stride) // memory.PAGE, count) * memory.PAGE
-        done += reader.wait(reader.submit(ReadBatch(address, length, length, places, zeros, zeros)), 0)
-    took = time.perf_counter() - began
-    reader.close()
-    region.close()
-    return done / took
 
 
 def flash_bound(model: str, pairs: int, tokens: int, threads: int) -> dict[str, Any]:
     """Alternate streaming, the device and the compute."""
     facts = facts_of(model)
-    times, rates, computes, flash, serial = [], [], [], [], []
+    times, rates, computes, flash, serial, bound = [], [], [], [], [], []
     everything = f"cache.budget_mb={1 << 20}"
     with (
         Worker(model, "cache.budget_mb=0", threads=threads) as off,
@@ -89,11 +56,14 @@ def flash_bound(model: str, pairs: int, tokens: int, threads: int) -> dict[str, 
             computes.append(compute)
             flash.append(token_s / ideal)
             serial.append(token_s / (ideal + compute))
+            bound.append(token_s / max(ideal, compute))
         peak = cost["peak_rss_bytes"]
     return {
         "benchmark": "flash_bound",
         "flash_ratio": quartiles(flash)[1],
         "flash_ratio_quartiles": quartiles(flash),
+        "bound_ratio": quartiles(bound)[1],
+        "bound_ratio_quartiles": quartiles(bound),
         "serial_ratio": quartiles(serial)[1],
         "serial_ratio_quartiles": quartiles(serial),
         "token_ms": [v * 1e3 for v in quartiles(times)],
@@ -178,17 +148,22 @@ def main() -> None:
     pairs = arguments.pairs or (3 if arguments.quick else 7)
     if arguments.against:
         result = against(arguments.against.resolve(), model, pairs, arguments.tokens, arguments.cell)
-    else:
-        result = flash_bound(model, pairs, arguments.tokens, arguments.threads)
-    if arguments.json:
-        print(json.dumps(result))
-    elif arguments.against is None:
-        print(f"time per token / (bytes / bandwidth):           {result['flash_ratio']:.3f}")
-        print(f"time per token / (bytes / bandwidth + compute): {result['serial_ratio']:.3f}")
-        print(
-            f"  {result['token_ms'][1]:.0f} ms a token, {result['mib_per_token']:.0f} MiB at "
-            f"{result['bandwidth_gb_s'][1]:.2f} GB/s, compute {result['compute_ms'][1]:.0f} ms (medians)"
-        )
+        bars = [Bar(name, cell["low"], cell["ratio"], cell["high"]) for name, cell in result["cells"].items()]
+        publish(result, arguments, [], Plot("Tokens per second against another engine", "ours / theirs", bars))
+        return
+    result = flash_bound(model, pairs, arguments.tokens, arguments.threads)
+    lines = [
+        f"time per token / (bytes / bandwidth):              {result['flash_ratio']:.3f}",
+        f"time per token / max(bytes / bandwidth, compute):  {result['bound_ratio']:.3f}",
+        f"time per token / (bytes / bandwidth + compute):    {result['serial_ratio']:.3f}",
+        f"  {result['token_ms'][1]:.0f} ms a token, {result['mib_per_token']:.0f} MiB at "
+        f"{result['bandwidth_gb_s'][1]:.2f} GB/s, compute {result['compute_ms'][1]:.0f} ms (medians)",
+    ]
+    bars = [
+        Bar("max(bytes / bandwidth, compute)", *result["bound_ratio_quartiles"]),
+        Bar("bytes / bandwidth + compute", *result["serial_ratio_quartiles"]),
+    ]
+    publish(result, arguments, lines, Plot("Cache off: time per token against a bound", "ratio", bars, 1.05))
 
 
 if __name__ == "__main__":

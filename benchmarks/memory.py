@@ -1,6 +1,6 @@
 """What decoding and a wide prefill hold in memory at most, against what they are said to need.
 
-    python benchmarks/memory.py [--quick] [--json]
+    python benchmarks/memory.py [--quick] [--json] [--plot FILE]
 
 Each cell runs in a process of its own: the cache off, just above one token's experts, a quarter and half of all. The
 sum is baseline after the imports + weights outside the experts + budget (or slots) + KV + compute buffers; ``ratio`` =
@@ -17,8 +17,9 @@ import subprocess
 import sys
 from typing import Any
 
-from flash_bound import facts_of
+from device import facts_of
 from models import model_file, parser_of
+from report import Bar, Plot, publish
 from worker import random_tokens
 
 PROGRAM = """
@@ -56,17 +57,23 @@ def main() -> None:
     budgets = [0, *(math.ceil(nbytes / 2**20) for nbytes in shares)]
     cells = [cell(model, mib, arguments.ubatch, arguments.tokens, arguments.threads) for mib in budgets]
     result = {"benchmark": "memory", "ubatch": arguments.ubatch, "model": model, "cells": cells}
-    if arguments.json:
-        print(json.dumps(result))
-        return
+    lines: list[str] = []
     for found in cells:
         ratio, mib = found["ratio"], found["sum_bytes"] / 2**20
         told = ", ".join(f"{phase} {value:.3f}" if value else f"{phase} unmeasured" for phase, value in ratio.items())
-        print(f"cache {found['budget_mb']} MiB: peak / sum of {mib:.0f} MiB: {told}")
-        print("  " + ", ".join(f"{name} {nbytes / 2**20:.0f}" for name, nbytes in found["parts"].items()) + " MiB")
-        print(
+        lines.append(f"cache {found['budget_mb']} MiB: peak / sum of {mib:.0f} MiB: {told}")
+        lines.append(
+            "  " + ", ".join(f"{name} {nbytes / 2**20:.0f}" for name, nbytes in found["parts"].items()) + " MiB"
+        )
+        lines.append(
             f"  of what is resident at the end, pages of mapped files: {(found['resident']['mapped'] or 0) >> 20} MiB"
         )
+    bars = [
+        Bar(f"cache {found['budget_mb']} MiB, {phase}", *[value or 0.0] * 3)
+        for found in cells
+        for phase, value in found["ratio"].items()
+    ]
+    publish(result, arguments, lines, Plot("Peak memory against the sum of its parts", "ratio", bars, 1.03))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tokens per second where memory is limited to half the model: bmoe against plain llama.cpp, which maps the file.
 
-    python benchmarks/mmap_limit.py [--quick] [--json] [--budget MiB]
+    python benchmarks/mmap_limit.py [--quick] [--json] [--plot FILE] [--budget MiB]
 
 Both run in processes that a memory control group (version 2 or 1) or a systemd scope limits to half the size of the
 file; the limit covers the page cache that they fill. The baseline is llama.cpp with its mapping and without repacking
@@ -23,9 +23,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from flash_bound import facts_of
+from device import facts_of
 from models import model_file, parser_of
 from pairs import interleave, quartiles
+from report import Bar, Plot, publish
 from worker import random_tokens
 
 from bmoe.testing.limits import MemoryLimit, memory_limit
@@ -151,11 +152,12 @@ def main() -> None:
         "threads": arguments.threads,
         "model": model,
     }
-    if arguments.json:
-        print(json.dumps(result))
-        return
-    print(f"tokens per second under {limit >> 20} MiB ({runner.kind}), bmoe / llama.cpp with mmap: {ratio}")
-    print(f"  bmoe {ratio.first[1]:.2f}, llama.cpp {ratio.second[1]:.2f} (medians)")
+    lines: list[str] = []
+    lines.append(f"tokens per second under {limit >> 20} MiB ({runner.kind}), bmoe / llama.cpp with mmap: {ratio}")
+    lines.append(f"  bmoe {ratio.first[1]:.2f}, llama.cpp {ratio.second[1]:.2f} (medians)")
+    bars = [Bar(name, *values) for name, values in (("bmoe", ratio.first), ("llama.cpp, mmap", ratio.second))]
+    title = f"Memory limited to {limit >> 20} MiB"
+    publish(result, arguments, lines, Plot(title, "tokens per second", bars))
 
 
 if __name__ == "__main__":

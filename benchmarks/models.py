@@ -21,10 +21,11 @@ def model_file(layers: int, folder: str | None, locality: float = 0.0) -> str:
 
 
 def parser_of(description: str | None, tokens: int) -> argparse.ArgumentParser:
-    """The arguments of a benchmark that decodes with and without reads, ``tokens`` a run by default."""
+    """The arguments of a benchmark that measures decoding or prompts, ``tokens`` a run by default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="8 layers and fewer rounds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures, as a .png or .svg file")
     parser.add_argument("--model", help="a gguf to use instead of a made one")
     parser.add_argument("--folder", help="where made models are kept (default: a temporary folder)")
     parser.add_argument("--pairs", type=int, help="rounds")

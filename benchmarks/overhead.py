@@ -1,6 +1,6 @@
 """CPU time per token with every expert resident in the cache, against plain llama.cpp on the same file.
 
-    python benchmarks/overhead.py [--quick] [--json]
+    python benchmarks/overhead.py [--quick] [--json] [--plot FILE] [--threads N]
 
 Both run in processes of their own, opened once, and take turns. The tokens are given, and decoded once before the
 measurement, so that every look-up is a hit. ``cpu_ratio`` is the median of pairwise ratios; 1.00 = streaming is free.
@@ -8,28 +8,24 @@ measurement, so that every look-up is a hit. ``cpu_ratio`` is the median of pair
 
 from __future__ import annotations
 
-import argparse
-import json
-
-from models import model_file
+from models import model_file, parser_of
 from pairs import compare, interleave
+from report import Bar, Plot, publish
 from worker import Worker, random_tokens
 
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="8 layers and fewer pairs, under a minute")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--model", help="a gguf to use instead of a made one")
-    parser.add_argument("--folder", help="where made models are kept (default: a temporary folder)")
-    parser.add_argument("--pairs", type=int, help="pairs of runs")
+    parser = parser_of(__doc__, tokens=24)
     arguments = parser.parse_args()
-    layers, tokens = (8, 24) if arguments.quick else (24, 24)
+    tokens, threads = arguments.tokens, arguments.threads
     pairs = arguments.pairs or (9 if arguments.quick else 15)
-    model = arguments.model or model_file(layers, arguments.folder)
+    model = arguments.model or model_file(8 if arguments.quick else 24, arguments.folder)
     everything = f"cache.budget_mb={1 << 20}"
-    with Worker(model, "stream.enabled=false") as plain, Worker(model, everything) as streamed:
+    with (
+        Worker(model, "stream.enabled=false", threads=threads) as plain,
+        Worker(model, everything, threads=threads) as streamed,
+    ):
         n_vocab = plain.opened["n_vocab"]
         prompt, given = random_tokens(8, n_vocab), random_tokens(tokens, n_vocab)
         for worker in (plain, streamed):
@@ -58,16 +54,17 @@ def main() -> None:
         "hit_rate": min(hits),
         "huge_bytes": huge,
         "pairs": ratio.pairs,
-        "threads": 1,
+        "threads": threads,
         "model": model,
     }
     if min(hits) < 1.0:
         raise SystemExit(f"not every look-up was a hit ({min(hits):.4f}): the figure would mean nothing")
-    if arguments.json:
-        print(json.dumps(result))
-        return
-    print(f"CPU per token, all experts resident / plain llama.cpp: {ratio}")
-    print(f"  streamed {ratio.first[1] * 1e3:.2f} ms, plain {ratio.second[1] * 1e3:.2f} ms (medians); wall {wall:.3f}")
+    lines = [
+        f"CPU per token, all experts resident / plain llama.cpp: {ratio}",
+        f"  streamed {ratio.first[1] * 1e3:.2f} ms, plain {ratio.second[1] * 1e3:.2f} ms (medians); wall {wall:.3f}",
+    ]
+    bars = [Bar("CPU per token", ratio.low, ratio.ratio, ratio.high)]
+    publish(result, arguments, lines, Plot("Every expert resident, against plain llama.cpp", "ratio", bars, 1.01))
 
 
 if __name__ == "__main__":

@@ -32,8 +32,12 @@ class Worker:
             self._process.stdin.close()
         self._process.wait()
 
+    def prefill(self, prompt: list[int]) -> dict[str, Any]:
+        """Start over and decode ``prompt``, a ubatch at a time; costs are of all of it."""
+        return self.decode(prompt, [])
+
     def decode(self, prompt: list[int] | str, tokens: list[int]) -> dict[str, Any]:
-        """Start over with ``prompt``, decode ``tokens`` one by one; costs are of the tokens alone."""
+        """Start over with ``prompt``, decode ``tokens`` one by one; costs are of the tokens, of the prompt if none."""
         assert self._process.stdin is not None
         print(json.dumps({"prompt": prompt, "tokens": tokens}), file=self._process.stdin, flush=True)
         return self._read()
@@ -81,8 +85,8 @@ def serve(model: str, overrides: list[str]) -> None:
             wanted = json.loads(line)
             conversation.clear()
             prompt = wanted["prompt"]
-            conversation.feed(engine.model.tokenize(prompt) if isinstance(prompt, str) else prompt)
-            costs = [conversation.feed([token]) for token in wanted["tokens"]]
+            fed = conversation.feed(engine.model.tokenize(prompt) if isinstance(prompt, str) else prompt)
+            costs = [conversation.feed([token]) for token in wanted["tokens"]] or [fed]
             n = len(costs)
             seconds = [cost.decode_s for cost in costs]
             answer = {

@@ -67,7 +67,7 @@ class BankPages:
 
     def reads(self, experts: Sequence[int]) -> ReadBatch:
         """The reads that bring these experts in, first projection first."""
-        return ReadBatch(*self._columns[:, :, experts].reshape(len(self._columns), -1))
+        return ReadBatch(*self._columns.take(experts, axis=2).reshape(len(self._columns), -1))
 
     def runs(self, experts: Sequence[int]) -> ReadBatch:
         """The same for ascending ``experts``, as few long reads: neighbours in the file are read together."""

@@ -104,7 +104,7 @@ class ExpertStore:
         self._touch, self._victim = policy.touch, policy.victim
         self._admitted, self._forget = policy.admit, policy.forget
         slices = sum(b.n_expert * len(b.projections) for b in banks)
-        self.frames = Frames(budget_bytes // memory.PAGE, slices, max_mappings, pooled=not self._whole)
+        self.frames = Frames(budget_bytes // memory.PAGE, slices, max_mappings)
         self._evicted: set[ExpertKey] = set()
         self._pinned: set[ExpertKey] = set()
         self.staged: dict[int, list[ExpertKey]] = {}
@@ -194,7 +194,7 @@ class ExpertStore:
             if self.staged:  # an interrupt came between two steps
                 self._start_over()
             while frames.held > frames.budget:
-                if frames.dissolve_pool() or frames.sweep():
+                if frames.sweep():
                     continue
                 donor = self._evict(self._pinned)
                 if donor is None:
@@ -216,7 +216,6 @@ class ExpertStore:
 
     def close(self) -> None:
         """Give all regions back."""
-        self.frames.close()
         for row in self._regions:
             for region in row:
                 region.close()

@@ -20,7 +20,6 @@ _MAP_NORESERVE, _MAP_FIXED = 0x4000, 0x10
 _PROT_NONE = 0
 _MREMAP = 1 | 2 | 4  # MAYMOVE | FIXED | DONTUNMAP
 _MADV_NORMAL, _MADV_RANDOM, _MADV_DONTNEED, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE = 0, 1, 4, 14, 15
-_MADV_POPULATE_WRITE = 23
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -72,14 +71,6 @@ def reserve(nbytes: int, *, huge: bool = False) -> Region:
     if sys.platform.startswith("linux"):
         _libc.madvise(address, size, _MADV_HUGEPAGE if huge else _MADV_NOHUGEPAGE)
     return Region(int(address), size)
-
-
-def populate(address: int, nbytes: int) -> bool:
-    """Give a reserved range its pages now, zeroed, huge ones where it asked for them; False if that cannot be.
-
-    Needs Linux 5.14.
-    """
-    return sys.platform.startswith("linux") and bool(_libc.madvise(address, nbytes, _MADV_POPULATE_WRITE) == 0)
 
 
 def refuse_huge(address: int, nbytes: int) -> None:

@@ -13,6 +13,9 @@ from bmoe.native import aio
 from bmoe_plugins.fetch._queue import QueueOptions, ReadQueue, capacity_for, open_files
 
 
+_BLOCK = np.dtype(aio.IOCB_DTYPE)
+
+
 class AioDevice:
     """One kernel context. Without direct I/O the kernel reads inside ``start``: still right, but nothing overlaps."""
 
@@ -33,7 +36,7 @@ class AioDevice:
         """Control blocks and the array of pointers to them that the kernel wants."""
         fd, address, length, offset = pieces[:4]
         count = len(fd)
-        blocks = np.zeros(count, dtype=np.dtype(aio.IOCB_DTYPE))
+        blocks = np.zeros(count, dtype=_BLOCK)
         blocks["data"] = np.arange(identity, identity + count)
         blocks["fd"], blocks["buffer"], blocks["nbytes"], blocks["offset"] = fd, address, length, offset
         first = blocks.ctypes.data

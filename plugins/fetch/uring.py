@@ -17,6 +17,9 @@ from bmoe.native import uring
 from bmoe_plugins.fetch._queue import QueueOptions, ReadQueue, capacity_for, open_files
 
 
+_ENTRY = np.dtype(uring.ENTRY_DTYPE)
+
+
 class UringDevice:
     """One ring."""
 
@@ -29,7 +32,7 @@ class UringDevice:
         """Submission entries, as they are copied into the ring."""
         fd, address, length, offset = pieces[:4]
         count = len(fd)
-        entries = np.zeros(count, dtype=np.dtype(uring.ENTRY_DTYPE))
+        entries = np.zeros(count, dtype=_ENTRY)
         entries["opcode"], entries["identity"] = uring.READ, np.arange(identity, identity + count)
         entries["fd"], entries["address"], entries["length"], entries["offset"] = fd, address, length, offset
         return entries

@@ -181,9 +181,7 @@ class World:
         assert reference.rereads == store.counters.rereads
         idle = {page // PAGE for page in store.frames._idle_edges}
         assert not idle & used
-        pool = store.frames._pool
-        waiting = pool.idle_bytes if pool is not None else 0
-        assert (len(used) + len(idle)) * PAGE + waiting == store.held_bytes
+        assert (len(used) + len(idle)) * PAGE == store.held_bytes
         held = self.present()
         assert used <= held
         assert held <= used | idle, "pages of evicted entries are still there"

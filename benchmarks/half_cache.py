@@ -1,6 +1,6 @@
-"""What it is worth to compute a projection while those after it are still being read.
+"""Decoding with half of the experts cached, and with none, against what device and processor allow.
 
-    python benchmarks/overlap.py [--quick] [--json] [--threads N]
+    python benchmarks/half_cache.py [--quick] [--json] [--plot FILE] [--threads N]
 
 For the cache off and for a cache of half the experts, decoding with ``stream.overlap`` "off" and "projection" is
 alternated on the same file and the same tokens. ``gain`` = time without / time with. ``bound_ratio`` = time per token
@@ -10,12 +10,12 @@ and the compute is a decode with every expert resident.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from flash_bound import bandwidth, facts_of
+from device import bandwidth, facts_of
 from models import model_file, parser_of
 from pairs import interleave, quartiles
+from report import Bar, Plot, publish
 from worker import Worker, random_tokens
 
 PROMPT = 8
@@ -25,9 +25,12 @@ def measure(model: str, budget_mb: float, pairs: int, tokens: int, threads: int)
     """One cell: alternate the two modes, the device and the compute."""
     facts = facts_of(model)
     budget = f"cache.budget_mb={budget_mb}"
-    bounds: list[float] = []
+    bounds: dict[str, list[float]] = {"off": [], "projection": []}
+    io: list[float] = []
+    computes: list[float] = []
     waits: dict[str, list[float]] = {"off": [], "projection": []}
     costs: dict[str, list[float]] = {"off": [], "projection": []}
+    hits: list[float] = []
     with (
         Worker(model, budget, "stream.overlap=off", threads=threads) as serial,
         Worker(model, budget, "stream.overlap=projection", threads=threads) as overlapped,
@@ -42,10 +45,12 @@ def measure(model: str, budget_mb: float, pairs: int, tokens: int, threads: int)
             cost = worker.decode(prompt, random_tokens(tokens, n_vocab, first=first))
             waits[mode].append(cost["wait_s"] / tokens)
             costs[mode].append(cost["decode_s"] / tokens)
-            if mode == "projection":
-                rate = bandwidth(facts, "aio", 1 << 29)
-                compute = resident.decode(prompt, random_tokens(tokens, n_vocab))["decode_s"] / tokens
-                bounds.append(cost["decode_s"] / tokens / max(cost["bytes"] / tokens / rate, compute))
+            reading = cost["bytes"] / tokens / bandwidth(facts, "aio", 1 << 29)
+            compute = resident.decode(prompt, random_tokens(tokens, n_vocab))["decode_s"] / tokens
+            bounds[mode].append(cost["decode_s"] / tokens / max(reading, compute))
+            io.append(reading)
+            computes.append(compute)
+            hits.append(cost["hit_rate"])
             return float(cost["decode_s"])
 
         def without() -> float:
@@ -58,7 +63,10 @@ def measure(model: str, budget_mb: float, pairs: int, tokens: int, threads: int)
     return {
         "budget_mb": budget_mb,
         "gain": gain.as_dict(),
-        "bound_ratio": quartiles(bounds),
+        "bound_ratio": {mode: quartiles(found) for mode, found in bounds.items()},
+        "read_ms": [v * 1e3 for v in quartiles(io)],
+        "compute_ms": [v * 1e3 for v in quartiles(computes)],
+        "hit_rate": quartiles(hits)[1],
         "token_ms": {mode: [v * 1e3 for v in quartiles(found)] for mode, found in costs.items()},
         "read_wait_ms": {mode: [v * 1e3 for v in quartiles(found)] for mode, found in waits.items()},
     }
@@ -72,18 +80,22 @@ def main() -> None:
     pairs = arguments.pairs or (3 if arguments.quick else 7)
     half = (facts_of(model).expert_bytes / 2) / 2**20
     cells = [measure(model, budget, pairs, arguments.tokens, arguments.threads) for budget in (0, half)]
-    result = {"benchmark": "overlap", "threads": arguments.threads, "pairs": pairs, "model": model, "cells": cells}
-    if arguments.json:
-        print(json.dumps(result))
-        return
+    result = {"benchmark": "half_cache", "threads": arguments.threads, "pairs": pairs, "model": model, "cells": cells}
+    lines, bars = [], []
     for cell in cells:
         ms, wait = cell["token_ms"], cell["read_wait_ms"]
-        print(f"cache {cell['budget_mb']:.0f} MiB: without / with overlap {cell['gain']['ratio']:.3f}")
-        print(f"  with overlap / max(bytes / bandwidth, compute): {cell['bound_ratio'][1]:.3f}")
-        print(
-            f"  {ms['off'][1]:.1f} and {ms['projection'][1]:.1f} ms a token, "
-            f"waiting {wait['off'][1]:.1f} and {wait['projection'][1]:.1f} ms (medians)"
-        )
+        name = f"cache {cell['budget_mb']:.0f} MiB" if cell["budget_mb"] else "cache off"
+        lines.append(f"{name}, {cell['hit_rate']:.0%} hits: without / with overlap {cell['gain']['ratio']:.3f}")
+        for mode, bound in cell["bound_ratio"].items():
+            bars.append(Bar(f"{name}, overlap {mode}", *bound))
+            lines.append(
+                f"  overlap {mode}: {ms[mode][1]:.1f} ms a token, waiting {wait[mode][1]:.1f}; "
+                f"{bound[1]:.3f} of max(reading {cell['read_ms'][1]:.1f}, computing {cell['compute_ms'][1]:.1f} ms)"
+            )
+    plot = Plot(
+        "Time per token against the larger of reading and computing", "ratio (1 = one hides the other)", bars, 1.1
+    )
+    publish(result, arguments, lines, plot)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ from bmoe.native.evalhook import Seam
 from bmoe.pages import by_stage
 from bmoe.store import Store
 
-WIDE = 0.75
-"""Read a whole layer ahead if this share of its experts is expected to be used: the rest is read for nothing."""
+WIDE, USED = 0.75, 0.5
+"""Read a whole layer ahead if this share of its experts would be used were all equally likely, and that one was of the
+layer before: the rest is read for nothing."""
 
 
 @dataclass(slots=True)
@@ -104,7 +105,8 @@ class Stream:
                 self.counters.reads += len(batch)
             if self._wide:
                 self._routed = (bank, keys)
-                self._look_ahead(bank + 1)
+                if len(keys) >= USED * self.seam.banks[bank].n_expert:
+                    self._look_ahead(bank + 1)
             if flight.tickets or self._next is not None:
                 self._flight = flight
                 self._proceed(0 if self.weights else flight.last)

@@ -12,7 +12,6 @@ from bmoe.contracts import Facts, Fetcher
 from bmoe.native import aio
 from bmoe_plugins.fetch._queue import QueueOptions, ReadQueue, capacity_for, open_files
 
-
 _BLOCK = np.dtype(aio.IOCB_DTYPE)
 
 

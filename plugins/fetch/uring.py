@@ -16,7 +16,6 @@ from bmoe.contracts import Facts, Fetcher
 from bmoe.native import uring
 from bmoe_plugins.fetch._queue import QueueOptions, ReadQueue, capacity_for, open_files
 
-
 _ENTRY = np.dtype(uring.ENTRY_DTYPE)
 
 

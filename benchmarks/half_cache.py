@@ -10,6 +10,7 @@ and the compute is a decode with every expert resident.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from device import bandwidth, facts_of
@@ -21,7 +22,9 @@ from worker import Worker, random_tokens
 PROMPT = 8
 
 
-def measure(model: str, budget_mb: float, pairs: int, tokens: int, threads: int) -> dict[str, Any]:
+def measure(
+    model: str, budget_mb: float, pairs: int, tokens: int, threads: int, settings: Sequence[str] = ()
+) -> dict[str, Any]:
     """One cell: alternate the two modes, the device and the compute."""
     facts = facts_of(model)
     budget = f"cache.budget_mb={budget_mb}"
@@ -32,8 +35,8 @@ def measure(model: str, budget_mb: float, pairs: int, tokens: int, threads: int)
     costs: dict[str, list[float]] = {"off": [], "projection": []}
     hits: list[float] = []
     with (
-        Worker(model, budget, "stream.overlap=off", threads=threads) as serial,
-        Worker(model, budget, "stream.overlap=projection", threads=threads) as overlapped,
+        Worker(model, budget, "stream.overlap=off", *settings, threads=threads) as serial,
+        Worker(model, budget, "stream.overlap=projection", *settings, threads=threads) as overlapped,
         Worker(model, f"cache.budget_mb={1 << 20}", threads=threads) as resident,
     ):
         n_vocab = serial.opened["n_vocab"]
@@ -75,12 +78,20 @@ def measure(model: str, budget_mb: float, pairs: int, tokens: int, threads: int)
 def main() -> None:
     """Parse, measure, print."""
     parser = parser_of(__doc__, tokens=16)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of both modes")
     arguments = parser.parse_args()
     model = arguments.model or model_file(8 if arguments.quick else 24, arguments.folder)
     pairs = arguments.pairs or (3 if arguments.quick else 7)
     half = (facts_of(model).expert_bytes / 2) / 2**20
-    cells = [measure(model, budget, pairs, arguments.tokens, arguments.threads) for budget in (0, half)]
-    result = {"benchmark": "half_cache", "threads": arguments.threads, "pairs": pairs, "model": model, "cells": cells}
+    cells = [measure(model, budget, pairs, arguments.tokens, arguments.threads, arguments.set) for budget in (0, half)]
+    result = {
+        "benchmark": "half_cache",
+        "threads": arguments.threads,
+        "set": arguments.set,
+        "pairs": pairs,
+        "model": model,
+        "cells": cells,
+    }
     lines, bars = [], []
     for cell in cells:
         ms, wait = cell["token_ms"], cell["read_wait_ms"]

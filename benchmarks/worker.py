@@ -23,6 +23,7 @@ class Worker:
         command = [sys.executable, str(Path(__file__)), model, *settings]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.opened = self._read()
+        self.pid = self._process.pid
 
     def __enter__(self) -> Worker:
         return self
@@ -66,6 +67,12 @@ def huge_bytes() -> int | None:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("AnonHuge", "FilePmdMapped")))
 
 
+def hook_counts(engine: bmoe.Engine) -> dict[str, int]:
+    """What the compiled eval hook has counted since the open; nothing for the Python form."""
+    state = getattr(engine.seam, "_state", None)
+    return {} if state is None else {key: getattr(state, key) for key in ("asks", "routings", "entered")}
+
+
 def serve(model: str, overrides: list[str]) -> None:
     """The worker's side."""
     with bmoe.open({"cache": {"budget_mb": 0}}, model=model, overrides=overrides) as engine:
@@ -86,7 +93,9 @@ def serve(model: str, overrides: list[str]) -> None:
             conversation.clear()
             prompt = wanted["prompt"]
             fed = conversation.feed(engine.model.tokenize(prompt) if isinstance(prompt, str) else prompt)
+            before = hook_counts(engine)
             costs = [conversation.feed([token]) for token in wanted["tokens"]] or [fed]
+            counted = {key: after - before[key] for key, after in hook_counts(engine).items()}
             n = len(costs)
             seconds = [cost.decode_s for cost in costs]
             answer = {
@@ -100,6 +109,7 @@ def serve(model: str, overrides: list[str]) -> None:
                 "manage_s": sum(cost.manage_s or 0 for cost in costs),
                 "peak_rss_bytes": engine.process.peak_rss_bytes(),
                 "huge_bytes": huge_bytes(),
+                **counted,
             }
             print(json.dumps(answer), flush=True)
 

@@ -379,7 +379,7 @@ def _not_yet(value: object, remedy: str) -> str:
 def _undriven(profile: Profile) -> Iterator[tuple[str, object, str]]:
     out = "leave it out"
     if profile.stream.overlap == "expert":
-        yield "stream.overlap", profile.stream.overlap, 'set "auto", "projection" or "off"'
+        yield "stream.overlap", profile.stream.overlap, 'it was no faster when tried; set "auto", "projection" or "off"'
     if profile.cache.heat is not None:
         yield "cache.heat", profile.cache.heat, out
     for section in ("prefetch", "draft", "loss"):

@@ -51,14 +51,71 @@ def test_fetchers_gives_times_for_every_case(model):
 
 
 @pytest.mark.slow
-def test_overlap_gives_a_gain_with_the_cache_off_and_at_half(model):
-    done = run("overlap.py", "--quick", "--json", "--model", model, "--pairs", "2", "--tokens", "4")
+def test_half_cache_gives_bounds_with_the_cache_off_and_at_half_and_draws_them(model, tmp_path):
+    plot = tmp_path / "half.svg"
+    done = run(
+        "half_cache.py", "--quick", "--json", "--model", model, "--pairs", "2", "--tokens", "4", "--plot", str(plot)
+    )
     assert done.returncode == 0, done.stderr
-    off, half = json.loads(done.stdout)["cells"]
+    result = json.loads(done.stdout)
+    off, half = result["cells"]
     assert 0 == off["budget_mb"] < half["budget_mb"]
+    assert off["hit_rate"] == 0 < half["hit_rate"]
     for cell in (off, half):
         assert cell["gain"]["low"] <= cell["gain"]["ratio"] <= cell["gain"]["high"]
-        assert cell["bound_ratio"][1] > 0
+        assert {"off", "projection"} == set(cell["bound_ratio"])
+        assert cell["read_ms"][1] > 0
+    assert result["machine"]["cpus"] == os.cpu_count()
+    drawn = plot.read_text()
+    assert "<svg" in drawn
+    assert drawn.count("<use") > 4
+
+
+@pytest.mark.slow
+def test_prefill_gives_the_share_of_the_sequential_bandwidth_of_both_modes(model):
+    done = run("prefill.py", "--quick", "--json", "--model", model, "--pairs", "2", "--prompt", "16")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["compute_s"] > 0
+    for cell in result["cells"]:
+        assert {"projection", "off"} == set(cell["bandwidth_ratio"])
+        assert all(low > 0 for low, _, _ in cell["bandwidth_ratio"].values())
+        assert cell["bytes"]["projection"] >= cell["bytes"]["off"] > 0
+
+
+@pytest.mark.slow
+def test_dense_gives_memory_and_processor_time_of_every_placement(model):
+    done = run(
+        "dense.py",
+        "--quick",
+        "--json",
+        "--model",
+        model,
+        "--pairs",
+        "1",
+        "--tokens",
+        "2",
+        "--placements",
+        "mmap",
+        "anon",
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert ["mmap", "anon"] == list(result["placements"])
+    assert (result["resolved"]["mmap"]["placed_bytes"], result["resolved"]["anon"]["placed_bytes"] > 0) == (0, True)
+    assert all(found["token_cpu_s"][1] > 0 for found in result["placements"].values())
+
+
+@pytest.mark.slow
+def test_hot_path_says_what_streaming_takes_of_a_token_or_what_it_lacks(model):
+    done = run("hot_path.py", "--quick", "--json", "--model", model, "--pairs", "20", "--tokens", "60")
+    if done.returncode and "perf" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["per_token"]["entered"] == 0, "with every expert resident Python is not entered"
+    assert result["per_token"]["routings"] == result["layers"]
+    assert result["ms_per_token"]["plain"]["ggml"] > 0
 
 
 @pytest.mark.slow

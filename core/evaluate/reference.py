@@ -26,7 +26,7 @@ from bmoe.resolve import resolve
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_LEFT_OUT = frozenset({"cache", "fetch", "dense", "prefetch", "draft", "routing", "loss", "sink", "trace", "serve"})
+_LEFT_OUT = frozenset({"cache", "fetch", "prefetch", "draft", "routing", "loss", "sink", "trace", "serve"})
 
 
 def resident(plan: Plan) -> dict[str, Any]:

@@ -188,9 +188,9 @@ class Stream:
         assert flight is not None
         waiting = time.perf_counter()
         for index, ticket in enumerate(flight.tickets):
-            arrived = self.fetcher.wait(ticket, stage)
-            self.counters.read_bytes += arrived - flight.arrived[index]
-            flight.arrived[index] = arrived
+            self._arrived(flight, index, self.fetcher.wait(ticket, stage))
+        if stage < flight.last and self._next is None and self._all_there(flight):
+            stage = flight.last  # a few reads often arrive together: then no product needs to be isolated
         self.counters.wait_s += time.perf_counter() - waiting
         flight.stage = stage
         if stage == flight.last:
@@ -199,6 +199,17 @@ class Stream:
             self.seam.isolate(self.weights[flight.bank][stage])
         else:
             self._flight = None
+
+    def _all_there(self, flight: _Flight) -> bool:
+        for index, ticket in enumerate(flight.tickets):
+            if not self.fetcher.ready(ticket, flight.last):
+                return False
+            self._arrived(flight, index, self.fetcher.wait(ticket, flight.last))
+        return True
+
+    def _arrived(self, flight: _Flight, index: int, nbytes: int) -> None:
+        self.counters.read_bytes += nbytes - flight.arrived[index]
+        flight.arrived[index] = nbytes
 
     def _land(self) -> None:
         """Wait for what is still out, as a rule nothing."""

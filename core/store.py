@@ -179,11 +179,15 @@ class ExpertStore:
     def retire(self, bank: int, keys: list[ExpertKey]) -> None:
         """Of ``keys``, in the order of their last use, keep the bank's share of the budget; the rest goes first.
 
-        Two banks of the budget are left for what is computed and what is read meanwhile.
+        Before that goes what was read and not used at all. Two banks of the budget are left for what is computed and
+        what is read meanwhile.
         """
         whole = self._whole_pages
         spare = max(0, self.frames.budget - 2 * max(whole))
         kept = spare * whole[bank] // sum(whole) // max(1, self._pages[bank].pages)
+        used, base, entry = set(keys), self._key_base[bank], self._entry_base[bank]
+        held = (base + e for e in range(len(self._pages[bank].edges)) if self._resident[entry + e])
+        self._passing.update(dict.fromkeys(key for key in held if key not in used))
         self._passing.update(dict.fromkeys(keys[: max(0, len(keys) - kept)]))
 
     def settle(self) -> None:

@@ -103,6 +103,23 @@ def test_a_prompt_leaves_what_its_last_tokens_used(build: Build) -> None:
     assert [3] * 6 == kept, "every layer keeps what the last tokens used, the first as well as the last"
 
 
+def test_what_was_read_ahead_and_not_used_goes_first(build: Build) -> None:
+    world = build(NINE, 2 * bank_bytes(NINE))
+    world.store.stage(0, world.keys(0, [0]))
+    world.store.commit(0)
+    world.store.ahead(1)
+    world.store.stage(1, world.keys(1, [6, 7]))
+    world.store.commit(1)
+    world.store.retire(1, world.keys(1, [6, 7]))
+
+    world.store.stage(2, world.keys(2, range(8)))
+
+    resident, base = world.seam.resident, world.seam.entry_base
+    assert world.store.counters.evictions > 0
+    assert resident[base[0]], "older, and of use"
+    assert [1, 1] == [resident[base[1] + e] for e in (6, 7)]
+
+
 def test_what_a_prompt_left_is_not_given_up_first_once_it_is_used_again(build: Build) -> None:
     world = build(NINE, whole(NINE) - PAGE)
     world.route(0, range(8))

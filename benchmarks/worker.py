@@ -19,7 +19,11 @@ class Worker:
     """The other end of the pipe; use in a ``with`` block."""
 
     def __init__(self, model: str, *overrides: str, threads: int = 1) -> None:
-        settings = [f"model.threads={threads}", *overrides]
+        settings = [
+            "fetch.plugin=aio",
+            f"model.threads={threads}",
+            *overrides,
+        ]  # the one that the device is measured by
         command = [sys.executable, str(Path(__file__)), model, *settings]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.opened = self._read()

@@ -65,15 +65,15 @@ def size_budget(bytes_: int, requested: float | Literal["auto"], facts: ModelFac
     )
 
 
-def widest_ubatch(budget: CacheBudget, facts: ModelFacts, page_bytes: int) -> int | None:
-    """Tokens that may be decoded together so that the experts of no layer exceed the budget; None = any number.
+def widest_ubatch(nbytes: int, facts: ModelFacts, page_bytes: int) -> int | None:
+    """Tokens that may be decoded together so that the experts of no layer exceed ``nbytes``; None = any number.
 
     One matmul needs all experts of its layer at once, and each token may be routed to others.
     """
     widths = [
-        max(1, budget.bytes // held_bytes(bank, page_bytes) // bank.n_used)
+        max(1, nbytes // held_bytes(bank, page_bytes) // bank.n_used)
         for bank in facts.banks
-        if bank.n_expert * held_bytes(bank, page_bytes) > budget.bytes
+        if bank.n_expert * held_bytes(bank, page_bytes) > nbytes
     ]
     return min(widths, default=None)
 

@@ -80,7 +80,7 @@ class Conversation:
 
         For evaluation and benchmarks. :meth:`logits` is then the row after the last of them.
         """
-        return prefill(self._decode, tokens, self._engine.plan.ubatch, DecodeCost())
+        return prefill(self._decode, tokens, self._engine.width, DecodeCost())
 
     def logits(self) -> NDArray[np.float32]:
         """The logits after the last decoded token, float32 [n_vocab], as a copy."""
@@ -127,7 +127,7 @@ class Conversation:
         try:
             with engine.run() as ending:
                 try:
-                    prefill(self._decode, prompt, engine.plan.ubatch, account.prefill)
+                    prefill(self._decode, prompt, engine.width, account.prefill)
                     steps = token_loop(self._decode, self._context, sampler, account.prefill, limit, account.digest)
                     # unless the loop says otherwise: the caller may stop asking
                     account.stop = "cancelled" if limit > 0 else "length"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bmoe.bind import HotPath, bind
-from bmoe.budget import resized
+from bmoe.budget import resized, widest_ubatch
 from bmoe.contracts import DenseTensor, Placement, Repacking, RunRecord
 from bmoe.decode import DecodeCost
 from bmoe.errors import NativeError, ProfileError
@@ -206,16 +206,24 @@ class Engine:
         if watch is None or stream is None:
             return
         store = stream.store
-        advice = watch.sample(store.budget_bytes)
-        if advice is None:
-            return
         with self._lock:
+            advice = watch.sample(store.budget_bytes) if self.model.is_open else None
+            if advice is None:
+                return
             if advice.budget_bytes is None or not isinstance(store, ExpertStore):
                 said = "lower cache.budget_mb" if store.budget_bytes else "lower model.ctx or close other programs"
                 self._log.warning("memory is short", seen=advice.reason, remedy=said)
             elif advice.budget_bytes < store.budget_bytes and self._running is None:
                 self._log.warning("memory is short: the cache shrinks", seen=advice.reason)
                 self._resize(store, advice.budget_bytes)
+
+    @property
+    def width(self) -> int:
+        """Tokens of a prompt that are decoded together: the plan's ubatch, or fewer since the cache became smaller."""
+        store = self.stream.store if self.stream is not None else None
+        if store is None or not store.budget_bytes:
+            return self.plan.ubatch
+        return min(self.plan.ubatch, widest_ubatch(store.budget_bytes, self.facts, PAGE) or self.plan.ubatch)
 
     def _resize(self, store: ExpertStore, budget: int) -> None:
         before = store.budget_bytes

@@ -293,7 +293,7 @@ class _Planner(Chooser):
     def _ubatch(self, budget: CacheBudget, facts: ModelFacts, machine: Machine) -> int:
         model = self.profile.model
         wanted = min(model.ubatch, model.ctx)
-        most = widest_ubatch(budget, facts, machine.page_bytes) if budget.bytes else None
+        most = widest_ubatch(budget.bytes, facts, machine.page_bytes) if budget.bytes else None
         if most is None or most >= wanted:
             return wanted
         held = f"the cache of {budget.bytes >> 20} MiB holds no more experts of a layer"

@@ -54,7 +54,8 @@ def probe(candidates: Mapping[str, Callable[[Facts], Fetcher]], facts: Facts, ke
     best = next(name for name in names if name in rates and rates[name] * _CLEARLY >= max(rates.values()))
     shown = ", ".join(f"{name} {rates[name] / 1e9:.2f}" for name in names if name in rates)
     verdict = Verdict(best, f"probed: {shown} GB/s")
-    _remember(memory, key, verdict)
+    if len(rates) == len(names):  # a drive too slow for a turn of each is asked again the next time
+        _remember(memory, key, verdict)
     return verdict
 
 
@@ -69,15 +70,17 @@ def _measure(
     """Bytes per second of each, interleaved, so that all see the same load; never the same place twice."""
     from bmoe.native import memory as pages
 
-    until = time.perf_counter() + _SECONDS
     # other places every time the process runs, since what was read before may be in a cache below
     draw = random.Random()
-    places = [
-        (shard, at)
-        for shard, begin, end in spans
-        for at in range(pages.round_up(begin), end - _READ_BYTES, pages.round_up(_READ_BYTES))
-    ]
-    places = draw.sample(places, min(len(places), len(candidates) * _ROUNDS * _READS))
+    room = [max(0, (end - pages.round_up(begin)) // _READ_BYTES - 1) for _, begin, end in spans]
+    wanted = min(sum(room), len(candidates) * _ROUNDS * _READS)
+    drawn: dict[tuple[int, int], None] = {}
+    for _ in range(8 * wanted):
+        shard, begin, _ = spans[index := draw.choices(range(len(spans)), room)[0]]
+        drawn[shard, pages.round_up(begin) + draw.randrange(room[index]) * _READ_BYTES] = None
+        if len(drawn) == wanted:
+            break
+    places = list(drawn)
     took: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
         region = pages.reserve(_READS * _READ_BYTES, huge=True)
@@ -88,6 +91,7 @@ def _measure(
             with contextlib.suppress(Exception):
                 ready[name] = build(facts)
                 stack.callback(ready[name].close)
+        until = time.perf_counter() + _SECONDS
         for turn in range(_ROUNDS):
             order = list(ready.items())
             for name, fetcher in order[turn % len(order) :] + order[: turn % len(order)] if order else ():

@@ -141,7 +141,7 @@ class ExpertStore:
             missing = [key for key in missing if key not in known]
         if not missing:
             return None
-        return self._pages[bank].reads(self._admit(bank, missing))
+        return self._pages[bank].reads(self._admit(bank, missing, cold=False))
 
     def ahead(self, bank: int) -> ReadBatch | None:
         """As :class:`Store` says; the pinned entries are those of the routing staged last."""
@@ -153,7 +153,7 @@ class ExpertStore:
         if not missing:
             return None
         self._pinned.update(range(key, key + len(self._pages[bank].edges)))
-        return self._pages[bank].runs(self._admit(bank, missing))
+        return self._pages[bank].runs(self._admit(bank, missing, cold=True))
 
     def commit(self, bank: int) -> None:
         """Mark the bank's staged entries valid."""
@@ -230,7 +230,7 @@ class ExpertStore:
             for key in keys:
                 self._passing.pop(key, None)
 
-    def _admit(self, bank: int, keys: list[ExpertKey]) -> list[int]:
+    def _admit(self, bank: int, keys: list[ExpertKey], *, cold: bool) -> list[int]:
         """Make room for entries and bring memory to them, one after the other; their experts."""
         self.staged.setdefault(bank, []).extend(keys)
         pages, base = self._pages[bank], self._key_base[bank]
@@ -238,7 +238,7 @@ class ExpertStore:
         try:
             for key, expert in zip(keys, experts, strict=True):
                 donor = self._make_room(pages.pages)
-                self._admitted(key, False)
+                self._admitted(key, cold)
                 self.counters.admissions += 1
                 self.counters.rereads += key in self._evicted
                 self.frames.occupy(pages, expert, donor)

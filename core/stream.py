@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bmoe.contracts import BankFacts, ExpertKey, Fetcher, ReadBatch, Ticket
+from bmoe.errors import NativeError
 from bmoe.native.evalhook import Seam
 from bmoe.pages import by_stage
 from bmoe.store import Store
@@ -94,10 +95,14 @@ class Stream:
         Raises what the fetcher raises.
         """
         began, waited = time.perf_counter(), self.counters.wait_s
-        self._land()
-        self.flush()
-        self._retire()
         try:
+            self._expect_all_read()
+            self._flight = None
+            self.seam.isolate(0)
+            self.flush()
+            self._retire()
+            if self._next is not None and self._next.bank != bank:
+                self._give_up()
             batch = self.store.stage(bank, keys)
             flight = self._arriving(bank)
             if batch is not None:
@@ -143,10 +148,13 @@ class Stream:
     def settle(self) -> None:
         """After a decode, failed or not: every touch is accounted and the store is within its budget."""
         began = time.perf_counter()
-        if self._next is not None:  # the decode ended early: nobody will use what was read ahead
+        if self.seam.stopped or self._next is not None:  # nobody will use what is still out
             self._give_up()
-        with contextlib.suppress(Exception):  # the decode was ended before it used them, which is told elsewhere
-            self._land()
+        try:
+            self._expect_all_read()
+        finally:
+            self._flight = None
+            self.seam.isolate(0)
         self.flush()
         self._retire()
         self.store.settle()
@@ -155,17 +163,18 @@ class Stream:
     def _arriving(self, bank: int) -> _Flight:
         """The reads that began before this bank was routed, or none."""
         flight, self._next = self._next, None
-        if flight is not None and flight.bank == bank:
-            self._start(flight, flight.last)
-            return flight
-        if flight is not None:
-            self._cancel(flight)
-            self.store.abandon()
-        return _Flight(bank, self._last_stage[bank])
+        if flight is None:
+            return _Flight(bank, self._last_stage[bank])
+        self._start(flight, flight.last)
+        return flight
 
     def _look_ahead(self, bank: int) -> None:
-        """Plan the reads of the next bank, if all but a few of its experts will be used and there is room."""
-        if bank < len(self._wide_from) and self._tokens >= self._wide_from[bank]:
+        """Plan the reads of the next bank, if all but a few of its experts will be used and there is room.
+
+        Not of the last layer: llama.cpp computes it for the tokens alone whose logits were asked for, as a rule one.
+        """
+        banks = self.seam.banks
+        if bank < len(banks) and banks[bank].layer < banks[-1].layer and self._tokens >= self._wide_from[bank]:
             batch = self.store.ahead(bank)
             if batch is not None:
                 self._next = _Flight(bank, self._last_stage[bank], later=by_stage(batch))
@@ -211,19 +220,6 @@ class Stream:
         self.counters.read_bytes += nbytes - flight.arrived[index]
         flight.arrived[index] = nbytes
 
-    def _land(self) -> None:
-        """Wait for what is still out, as a rule nothing."""
-        flight = self._flight
-        if flight is not None:
-            self.seam.isolate(0)
-            try:
-                if flight.stage < flight.last:
-                    self._proceed(flight.last)
-            except BaseException:
-                self._give_up()
-                raise
-            self._flight = None
-
     def _retire(self) -> None:
         """The last routing of many tokens was computed."""
         if self._routed is not None:
@@ -235,16 +231,21 @@ class Stream:
         flights = (self._flight, self._next)
         self._flight = self._next = self._routed = None
         self.seam.isolate(0)
-        try:
+        with contextlib.ExitStack() as all_of_it:  # an interrupt in one step keeps no other from being done
+            all_of_it.callback(self.store.abandon)
             for flight in flights:
-                if flight is not None:
-                    self._cancel(flight)
-        finally:
-            self.store.abandon()
+                for ticket in flight.tickets if flight is not None else ():
+                    all_of_it.callback(self.fetcher.cancel, ticket)
 
-    def _cancel(self, flight: _Flight) -> None:
-        for ticket in flight.tickets:
-            self.fetcher.cancel(ticket)
+    def _expect_all_read(self) -> None:
+        """Raise NativeError if a product was computed that should have been awaited: its bytes were not there."""
+        flight = self._flight
+        if flight is not None and flight.stage < flight.last:
+            self._give_up()
+            layer = self.seam.banks[flight.bank].layer
+            raise NativeError(
+                f'layer {layer} was computed before it was read; set stream.overlap = "off" and report it'
+            )
 
 
 def _wide_from(bank: BankFacts) -> float:

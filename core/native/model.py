@@ -129,6 +129,11 @@ class Model:
             raise NativeError(f"{self.path}: this model is closed; open it again")
         return self._handle
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not freed yet."""
+        return bool(self._handle)
+
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of ``text``, with the beginning-of-sequence token if the model wants one."""
         data = text.encode(errors="replace")  # half a surrogate pair is no character

@@ -177,11 +177,11 @@ class ArchGates:
             pytest.fail(_no_model(self.arch))
         return bench.models.path(shape, quant)
 
-    def table(self, path: Path, cell: Cell) -> dict[str, Any]:
+    def table(self, path: Path, cell: Cell, ubatch: int = UBATCH) -> dict[str, Any]:
         """The profile of a cell, but for the budget, whose bytes depend on the model."""
         plugin, _, lanes = cell.fetcher.partition("-")
         return {
-            "model": {"path": str(path), "threads": cell.threads, "ctx": 128, "ubatch": UBATCH},
+            "model": {"path": str(path), "threads": cell.threads, "ctx": 128, "ubatch": ubatch},
             "stream": {"overlap": cell.overlap},
             "cache": {"policy": "lru", "budget_mb": 0},
             "fetch": {"plugin": plugin, "lanes": int(lanes or 1), "direct": cell.direct},
@@ -213,7 +213,7 @@ class ArchGates:
         path = self.model(bench, quant)
         with self.open(path, cell) as (engine, watch):
             prompts = make_prompts(engine.facts)
-            references = bench.references.of(self.table(path, cell), prompts)
+            references = bench.references.of(self.table(path, cell, engine.width), prompts)
             with engine.conversation() as one, engine.conversation() as two:
                 for conversation, index in ((one, 0), (one, 1), (one, 2), (one, 1), (two, 0)):
                     compare(engine, conversation, prompts[index], references[index])
@@ -282,7 +282,7 @@ class ArchGates:
         path = self.model(bench)
         with self.open(path, cell) as (engine, watch):
             prompts = make_prompts(engine.facts)
-            references = bench.references.of(self.table(path, cell), prompts)
+            references = bench.references.of(self.table(path, cell, engine.width), prompts)
             with engine.conversation() as conversation:
                 watch.fetcher.fail_in, watch.fetcher.fail_stage = batch, stage
                 with pytest.raises(ReadError, match="the gate wanted it"):
@@ -318,7 +318,7 @@ def make_prompts(facts: ModelFacts) -> list[list[int]]:
 def compare(engine: RecordingEngine, conversation: Conversation, prompt: Sequence[int], expected: Generation) -> None:
     """Generate and hold every logits row against the reference."""
     assert len(expected.tokens) > 1, "the reference ends at once: give the gate a model that does not"
-    told = difference(engine.generate(conversation, prompt), expected, len(prompt), UBATCH)
+    told = difference(engine.generate(conversation, prompt), expected, len(prompt), engine.width)
     assert not told, f"prompt of {len(prompt)} tokens: {told}"
     assert engine.stream is not None
     store = engine.stream.store
@@ -339,7 +339,8 @@ def prove(engine: RecordingEngine, watch: Watch, cell: Cell) -> None:
     assert least <= watch.fetcher.nbytes <= most, "the bytes that arrived are not those of the entries that missed"
     assert engine.stream.counters.read_bytes == watch.fetcher.nbytes
     assert (engine.stream.counters.overlapped > 0) == (cell.overlap != "off"), "reads did not overlap as they were to"
-    if cell.overlap != "off" and cell.budget in ("off", "all"):
+    layers = {bank.layer for bank in engine.facts.banks}  # the last of them is computed for one token
+    if cell.overlap != "off" and cell.budget in ("off", "all") and len(layers) > 2:
         assert engine.stream.counters.ahead_bytes > 0, "no layer of a prompt was read ahead"
     if cell.budget == "off":
         assert counters.hits == 0

@@ -6,6 +6,7 @@ lies beside a tensor there are the file's own bytes.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -65,7 +66,8 @@ class Copier:
 
     def __init__(self, facts: Facts) -> None:
         """Nothing is opened before the first read."""
-        self._paths, self._direct = facts.fetch.paths, facts.fetch.direct
+        self._paths = tuple(shard.path for shard in facts.model.shards)  # copies serve experts alone
+        self._direct = facts.fetch.direct
         self._files: dict[int, io.DataFile] = {}
         self.notices: list[str] = []
 
@@ -80,6 +82,8 @@ class Copier:
         got = 0
         while got < required:
             count = io.pread(file.fd, address + got, length - got, offset + got)
+            if count in (-errno.EINTR, -errno.EAGAIN):
+                continue
             if count < 0 and file.direct and self._buffered(shard, f"a direct read into this memory failed ({-count})"):
                 file = self._files[shard]
                 continue

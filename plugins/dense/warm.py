@@ -19,7 +19,7 @@ class Warm:
     """Moves nothing and owns nothing; reads once."""
 
     def __init__(self, facts: Facts) -> None:
-        self._paths = facts.fetch.paths
+        self._paths = tuple(shard.path for shard in facts.model.shards)  # what is mapped
 
     def place(self, tensors: Sequence[DenseTensor], /) -> Placement:
         """Read every tensor's pages; ReadError if the drive fails, since the first token would meet that as a crash."""

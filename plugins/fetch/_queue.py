@@ -20,6 +20,7 @@ from bmoe.native import io, memory
 
 _LARGEST = 1 << 30  # bytes of one read; system calls cut longer ones short
 _AGAIN = (-errno.EINTR, -errno.EAGAIN)
+_TRIES = 1000  # a drive that never answers otherwise is broken, and must not be asked for ever
 
 
 class QueueOptions(Options):
@@ -123,19 +124,19 @@ class QueueTicket:
 class _Account:
     """An exception may come between any two steps, Ctrl-C for one: then nothing is believed but what each read gave."""
 
-    __slots__ = ("_flight", "_queue")
+    __slots__ = ("_queue", "flight")
 
     def __init__(self, queue: ReadQueue, flight: _Flight | None) -> None:
-        self._queue, self._flight = queue, flight
+        self._queue, self.flight = queue, flight
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> _Account:
+        return self
 
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:
             self._queue.torn = False
         else:
-            self._queue.mend(self._flight)
+            self._queue.mend(self.flight)
 
 
 class ReadQueue:
@@ -165,18 +166,19 @@ class ReadQueue:
 
     def submit(self, reads: ReadBatch, /, *, ahead: bool = False) -> Ticket:
         """Start as many reads as may be in flight; the rest follows in later calls."""
-        flight: _Flight | None = None
-        with self._account():
+        with self._account() as account:
             while self._lost:
                 self._abandon(self._lost[-1])
                 self._lost.pop()
-            flight = self._split(reads, ahead)
+            # from here on an interrupt gives this batch up: nobody would have a ticket to wait for it or to cancel it
+            account.flight = flight = self._split(reads, ahead)
+            ticket = QueueTicket(int(reads.length.sum()), flight, self._lost)
             self._enter(flight)
             if ahead:
                 self._start_ahead()
             else:
                 self._start(flight, self._depth)
-        return QueueTicket(int(reads.length.sum()), flight, self._lost)
+        return ticket
 
     def wait(self, ticket: Ticket, upto: int, /) -> int:
         """Collect until the stages up to ``upto`` are complete, then hand over what is left."""
@@ -326,10 +328,13 @@ class ReadQueue:
     def _finish(self, flight: _Flight, index: int, result: int) -> int:
         """A read may be cut short by a signal or a limit of the device; only one without progress is a failure."""
         fd, address, length, offset, required, _ = (int(column[index]) for column in flight.columns)
-        result = 0 if result in _AGAIN else result
-        while 0 < result < required or result in _AGAIN:
+        for _ in range(_TRIES):
+            if not (0 < result < required or result in _AGAIN):
+                break
             begin = memory.round_down(max(result, 0))
             count = io.pread(fd, address + begin, length - begin, offset + begin)
+            if count in _AGAIN:
+                continue
             if count < 0:
                 return count
             if begin + count <= result:

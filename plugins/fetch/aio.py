@@ -53,9 +53,8 @@ class AioDevice:
 
     def restart(self) -> None:
         """A context is destroyed when all its reads have ended, whether their events were seen or not."""
-        if self._context is not None:
-            self.close()
-            self._open()
+        self.close()
+        self._open()
 
     def close(self) -> None:
         """Destroy the context, for which the kernel waits until its reads have ended."""

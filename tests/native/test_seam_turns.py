@@ -177,3 +177,27 @@ def test_both_forms_take_turns_alike(steps: list[bytes | int]) -> None:
         return [*said, driven.calls, driven.seam.drain()]
 
     assert transcript(PythonSeam) == transcript(CSeam)
+
+
+# ---- attention
+
+
+@pytest.mark.parametrize("form", SEAMS)
+def test_an_attentive_seam_hands_over_routings_that_are_all_hits_too(form: type[Seam]) -> None:
+    driven = Driven(form, two_banks(1))
+    driven.seam.resident[:] = b"\1" * len(driven.seam.resident)
+    driven.seam.begin()
+    assert driven.asked_and_computed(Node(b"ffn_moe_topk-0", [[6, 1]]))
+    assert [] == driven.calls
+    assert [[expert_key(0, 6), expert_key(0, 1)]] == driven.seam.drain()
+
+    driven.seam.attentive = True
+    driven.seam.begin()
+    assert driven.asked_and_computed(Node(b"ffn_moe_topk-0", [[2, 5]]))
+    assert [(0, [expert_key(0, 2), expert_key(0, 5)])] == driven.calls
+    assert [] == driven.seam.drain()
+
+    driven.seam.attentive = False
+    driven.seam.begin()
+    assert driven.asked_and_computed(Node(b"ffn_moe_topk-0", [[2, 5]]))
+    assert 1 == len(driven.calls)

@@ -26,7 +26,7 @@ from bmoe.native import mapping, memory
 from bmoe.plan import Plan
 from bmoe.resolve import resolve
 from bmoe.synth import Shape
-from bmoe.testing.archs import ArchGates, Bench, Cell, session_bench
+from bmoe.testing.archs import UBATCH, ArchGates, Bench, Cell, session_bench
 from bmoe.testing.load import IN_TREE, load_provider
 
 _NO_MODEL = ModelFacts("", "", "", (), 0, 0, 0, 0, 0, 0, 0, (), ())
@@ -120,8 +120,8 @@ class DenseGates:
         class Placed(ArchGates):
             plugin, provider, arch, shape = IN_TREE, "qwen3moe", "qwen3moe", self.shape
 
-            def table(self, path: Path, cell: Cell) -> dict[str, Any]:
-                table = super().table(path, cell)
+            def table(self, path: Path, cell: Cell, ubatch: int = UBATCH) -> dict[str, Any]:
+                table = super().table(path, cell, ubatch)
                 if hasattr(built, "repacks"):  # which has its own reference: the same, resident
                     table["dense"] = {"placement": known.name, "options": dict(options)}
                 return table

@@ -49,11 +49,12 @@ class Plot:
         reach = max([*(bar.high for bar in self.bars), self.target or 0.0])
         for row, bar in zip(rows, self.bars, strict=True):
             axes.annotate(f"{bar.middle:.3g}", (bar.high, row), (6, 0), textcoords="offset points", va="center")
+        told = self.axis
         if self.target is not None:
-            axes.axvline(self.target, color="#cc3311", linestyle="--", label=f"target {self.target:g}")
-            axes.legend(loc="lower right", fontsize="small")
+            axes.axvline(self.target, color="#cc3311", linestyle="--")
+            told = f"{self.axis} (dashed: the target, {self.target:g})"
         axes.set_xlim(0, 1.15 * reach)
-        axes.set_xlabel(self.axis)
+        axes.set_xlabel(told)
         axes.set_title(self.title, loc="left", fontsize="medium")
         axes.spines[["top", "right"]].set_visible(False)
         figure.savefig(path, dpi=120)

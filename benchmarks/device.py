@@ -54,7 +54,7 @@ def bandwidth(facts: ModelFacts, fetcher: str, nbytes: int) -> float:
 
 def sequential(facts: ModelFacts, fetcher: str, nbytes: int) -> float:
     """Bytes per second of direct reads in file order, 32 MiB at a time and two of them in flight."""
-    size = 32 << 20
+    size = max(memory.PAGE, min(32 << 20, facts.shards[0].nbytes // 4 // memory.PAGE * memory.PAGE))
     zeros = np.zeros(1, dtype=np.int64)
     length = np.full(1, size, dtype=np.int64)
     room = facts.shards[0].nbytes // size - 1

@@ -80,7 +80,7 @@ def test_prefill_gives_the_share_of_the_sequential_bandwidth_of_both_modes(model
     for cell in result["cells"]:
         assert {"projection", "off"} == set(cell["bandwidth_ratio"])
         assert all(low > 0 for low, _, _ in cell["bandwidth_ratio"].values())
-        assert cell["bytes"]["projection"] >= cell["bytes"]["off"] > 0
+        assert all(nbytes > 0 for nbytes in cell["bytes"].values())
 
 
 @pytest.mark.slow

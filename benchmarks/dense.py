@@ -8,16 +8,13 @@ less of a matter what else the machine does.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 from device import facts_of
 from models import model_file, parser_of
 from pairs import quartiles
 from report import Bar, Plot, publish
-from worker import random_tokens
+from worker import random_tokens, run_once
 
 PROMPT = 128
 PROGRAM = """
@@ -52,11 +49,7 @@ def run(model: str, placement: str, threads: int, tokens: int) -> dict[str, Any]
         "prompt": random_tokens(PROMPT, n_vocab),
         "tokens": random_tokens(tokens, n_vocab, first=PROMPT),
     }
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, input=json.dumps(wanted), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"dense.placement = {placement!r} failed: {done.stderr[-800:]}")
-    return dict(json.loads(done.stdout))
+    return run_once(PROGRAM, wanted, f"dense.placement = {placement!r}")
 
 
 def main() -> None:

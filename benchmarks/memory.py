@@ -11,16 +11,13 @@ apart.
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from typing import Any
 
 from device import facts_of
 from models import model_file, parser_of
 from report import Bar, Plot, publish
-from worker import random_tokens
+from worker import random_tokens, run_once
 
 PROGRAM = """
 import json, sys
@@ -39,11 +36,7 @@ def cell(model: str, budget_mb: float, ubatch: int, tokens: int, threads: int) -
         "prompt": random_tokens(ubatch, n_vocab),
         "tokens": random_tokens(tokens, n_vocab, first=ubatch),
     }
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, input=json.dumps(wanted), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"the run with cache.budget_mb={budget_mb} failed: {done.stderr[-1000:]}")
-    return {"budget_mb": budget_mb, **json.loads(done.stdout)}
+    return {"budget_mb": budget_mb, **run_once(PROGRAM, wanted, f"the run with cache.budget_mb={budget_mb}")}
 
 
 def main() -> None:

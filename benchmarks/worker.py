@@ -55,6 +55,15 @@ class Worker:
         return dict(json.loads(line))
 
 
+def run_once(program: str, wanted: dict[str, Any], said: str) -> dict[str, Any]:
+    """What a program that reads ``wanted`` prints as JSON, in a process of its own; ``said`` names it if it fails."""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input=json.dumps(wanted), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{said} failed: {done.stderr[-1000:]}")
+    return dict(json.loads(done.stdout))
+
+
 def random_tokens(count: int, vocabulary: int, first: int = 0) -> list[int]:
     """The i-th is drawn with seed ``first + i``, as another engine can do too."""
     import numpy as np

@@ -216,7 +216,8 @@ class _Account:
             hits=cost.hits,
             demand_bytes=cost.read_bytes,
             speculative_bytes=0 if streaming else None,
-            wasted_bytes=0 if streaming else None,
+            # of a prompt's layers that are read ahead, what no token used is not told apart
+            wasted_bytes=0 if streaming and step.cost is not self.prefill else None,
             evictions=cost.evictions,
             rereads=cost.rereads,
             **process._asdict(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import ClassVar
@@ -21,7 +22,7 @@ from bmoe.testing.target import PAGE, Shards, Target
 _Rows = list[tuple[int, int, int, int]]
 
 
-class TicketGates:
+class TicketGates(ABC):
     """Base of :class:`~bmoe.testing.fetch.FetchGates`, which says what its attributes mean."""
 
     examples: ClassVar[int] = 40
@@ -30,15 +31,15 @@ class TicketGates:
     hands_over: ClassVar[bool] = True
     patience_s: ClassVar[float] = 20
 
+    @abstractmethod
     def open(
         self, shards: Shards, *, lanes: int = 2, direct: bool = True, batch: int = 96
     ) -> AbstractContextManager[Fetcher]:
         """A fetcher over these files."""
-        raise NotImplementedError
 
+    @abstractmethod
     def faults(self) -> AbstractContextManager[Faults]:
         """What counts reads."""
-        raise NotImplementedError
 
     def test_tickets_are_waited_for_each_on_its_own(self, shards: Shards) -> None:
         """Ten batches out at once, demanded and ahead, waited for in another order than they were submitted in."""

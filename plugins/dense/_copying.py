@@ -7,12 +7,12 @@ lies beside a tensor there are the file's own bytes.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bmoe.contracts import DenseTensor, Facts, ModelFacts
+from bmoe.contracts import DenseTensor, Facts, ModelFacts, Placement
 from bmoe.errors import ReadError
-from bmoe.native import io, memory
+from bmoe.native import io, memory, residency
 
 CHUNK = 8 << 20
 """Bytes per read: large enough for a device's whole bandwidth, small enough to be interrupted."""
@@ -124,3 +124,32 @@ def size_of_copy(model: ModelFacts) -> int:
     return sum(
         run.nbytes for run in make_runs(DenseTensor(t.name, 0, t.nbytes, t.shard, t.offset) for t in model.dense)
     )
+
+
+def bytes_of(tensors: Sequence[DenseTensor]) -> int:
+    """Bytes that a copy of these tensors takes, in whole pages."""
+    return sum(run.nbytes for run in make_runs(tensors))
+
+
+def copy_into(
+    region: memory.Region,
+    tensors: Sequence[DenseTensor],
+    facts: Facts,
+    prepare: Callable[[int, int], None] = lambda address, nbytes: None,
+) -> Placement:
+    """Read all tensors into a region of :func:`bytes_of` them, each part after ``prepare(address, nbytes)``.
+
+    ReadError names the read that failed.
+    """
+    at, moved, copier = region.address, dict[str, int](), Copier(facts)
+    try:
+        for run in make_runs(tensors):
+            prepare(at, run.nbytes)
+            copier.read(run, at)
+            moved.update(run.places(at))
+            at += run.nbytes
+    finally:
+        copier.close()
+    placed = at - region.address
+    resident = residency.resident_bytes(region.address, placed) if placed else 0
+    return Placement(placed, resident, moved, tuple(copier.notices))

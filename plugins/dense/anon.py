@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from bmoe import Provider, hookimpl
 from bmoe.contracts import DensePlacement, DenseTensor, Facts, ModelFacts, Options, Placement
-from bmoe.native import memory, residency
-from bmoe_plugins.dense._copying import Copier, make_runs, size_of_copy
+from bmoe.native import memory
+from bmoe_plugins.dense._copying import bytes_of, copy_into, size_of_copy
 
 
 class Anonymous:
@@ -24,20 +24,8 @@ class Anonymous:
 
     def place(self, tensors: Sequence[DenseTensor], /) -> Placement:
         """Read them; ReadError names the read that failed, NativeError the memory that was not granted."""
-        runs = make_runs(tensors)
-        if not runs:
-            return Placement(0, 0)
-        self._region = region = memory.reserve(sum(run.nbytes for run in runs), huge=True)
-        at, moved, copier = region.address, dict[str, int](), Copier(self._facts)
-        try:
-            for run in runs:
-                copier.read(run, at)
-                moved.update(run.places(at))
-                at += run.nbytes
-        finally:
-            copier.close()
-        resident = residency.resident_bytes(region.address, region.nbytes)
-        return Placement(region.nbytes, resident, moved, tuple(copier.notices))
+        self._region = memory.reserve(bytes_of(tensors), huge=True)
+        return copy_into(self._region, tensors, self._facts)
 
     def close(self) -> None:
         """Give the region back. May be called twice."""

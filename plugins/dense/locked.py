@@ -13,7 +13,7 @@ from bmoe import Provider, hookimpl
 from bmoe.contracts import DensePlacement, DenseTensor, Facts, ModelFacts, Options, Placement
 from bmoe.errors import NativeError
 from bmoe.native import memory, residency
-from bmoe_plugins.dense._copying import Copier, make_runs, size_of_copy
+from bmoe_plugins.dense._copying import bytes_of, copy_into, make_runs, size_of_copy
 
 
 class LockedOptions(Options):
@@ -39,21 +39,8 @@ class Locked:
         return self._copy(tensors) if self.copies else self._in_place(tensors)
 
     def _copy(self, tensors: Sequence[DenseTensor]) -> Placement:
-        runs = make_runs(tensors)
-        if not runs:
-            return Placement(0, 0)
-        self._region = region = memory.reserve(sum(run.nbytes for run in runs), huge=True)
-        at, moved, copier = region.address, dict[str, int](), Copier(self._facts)
-        try:
-            for run in runs:
-                residency.lock(at, run.nbytes)
-                copier.read(run, at)
-                moved.update(run.places(at))
-                at += run.nbytes
-        finally:
-            copier.close()
-        resident = residency.resident_bytes(region.address, region.nbytes)
-        return Placement(region.nbytes, resident, moved, tuple(copier.notices))
+        self._region = memory.reserve(bytes_of(tensors), huge=True)
+        return copy_into(self._region, tensors, self._facts, residency.lock)
 
     def _in_place(self, tensors: Sequence[DenseTensor]) -> Placement:
         runs, resident = make_runs(tensors), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
@@ -15,6 +16,7 @@ from bmoe.native import memory
 
 from .runs import EVICTING, LONG, PROFILE, PROMPT, run
 
+LIBC = ctypes.CDLL(None)
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is open is told by /proc")
 
 
@@ -31,6 +33,9 @@ def cycles(model: str, count: int, *overrides: str) -> None:
 
 
 def rss() -> int:
+    """Resident bytes, without what the C library keeps of freed memory: heaps fragment, which is no leak."""
+    if hasattr(LIBC, "malloc_trim"):
+        LIBC.malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * memory.PAGE
 
 
@@ -55,8 +60,7 @@ def check(model: str, fetcher: str, count: int) -> None:
     assert (before[0], before[2]) == (after[0], after[2])
     # the allocator may keep a few arenas; a mapping per cycle would be as many as there were cycles
     assert after[1] - before[1] <= count // 8
-    # 20 to 35 KiB a cycle were seen, of heaps that fragment; a context or a cache that stays would be megabytes
-    assert memory_after - memory_before <= (16 << 20) + count * (64 << 10)
+    assert memory_after - memory_before <= (16 << 20) + count * (8 << 10)
 
 
 def test_two_engines_at_once_in_two_threads_give_the_logits_of_fresh_runs(model: str, expected: dict[str, str]) -> None:

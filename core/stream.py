@@ -101,6 +101,7 @@ class Stream:
             self.seam.isolate(0)
             self.flush()
             self._retire()
+            # before anything is staged: giving up would forget that too
             if self._next is not None and self._next.bank != bank:
                 self._give_up()
             batch = self.store.stage(bank, keys)
@@ -155,10 +156,10 @@ class Stream:
         finally:
             self._flight = None
             self.seam.isolate(0)
-        self.flush()
-        self._retire()
-        self.store.settle()
-        self.counters.manage_s += time.perf_counter() - began
+            self.flush()
+            self._retire()
+            self.store.settle()
+            self.counters.manage_s += time.perf_counter() - began
 
     def _arriving(self, bank: int) -> _Flight:
         """The reads that began before this bank was routed, or none."""

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from bmoe.cli.output import emit
 from bmoe.errors import BmoeError
 
 _NUMBERS = {"int": "a whole number", "float": "a number"}
@@ -52,6 +53,10 @@ class Parser(argparse.ArgumentParser):
         elif found := _NO_VALUE.fullmatch(message):
             message = f"{found[1]} needs a value (one that starts with - is written --option=VALUE)"
         raise UsageError(f"{message}; example: {self.example}")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # what argparse leaves in a buffer fails when Python exits, if the reader of --help is gone by then
+        emit(message)
 
     def _unexpected(self, argument: str) -> str:
         if not argument.startswith("-") or argument == "-":

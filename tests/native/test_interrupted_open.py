@@ -16,6 +16,14 @@ from bmoe.native import interrupts, llamalog
 from bmoe.testing.models import TinyModels
 
 
+@pytest.fixture(autouse=True)
+def _interrupts_are_heard():
+    """A shell's background job starts with Ctrl-C ignored, and so would everything in it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return str(TinyModels(tmp_path_factory.mktemp("models")).path("tiny-qwen3moe", "Q8_0"))

@@ -9,22 +9,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import bmoe
+from bmoe.plan import Plan
+from bmoe.resolve import resolve
 
 
 class Worker:
-    """The other end of the pipe; use in a ``with`` block."""
+    """The other end of the pipe; use in a ``with`` block. ``program`` is one that calls :func:`serve`."""
 
-    def __init__(self, model: str, *overrides: str, threads: int = 1) -> None:
+    def __init__(self, model: str, *overrides: str, threads: int = 1, program: str = __file__) -> None:
         settings = [
             "fetch.plugin=aio",
             f"model.threads={threads}",
             *overrides,
         ]  # the one that the device is measured by
-        command = [sys.executable, str(Path(__file__)), model, *settings]
+        command = [sys.executable, program, model, *settings]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.opened = self._read()
         self.pid = self._process.pid
@@ -41,10 +44,13 @@ class Worker:
         """Start over and decode ``prompt``, a ubatch at a time; costs are of all of it."""
         return self.decode(prompt, [])
 
-    def decode(self, prompt: list[int] | str, tokens: list[int]) -> dict[str, Any]:
-        """Start over with ``prompt``, decode ``tokens`` one by one; costs are of the tokens, of the prompt if none."""
+    def decode(self, prompt: list[int] | str, tokens: list[int], **more: Any) -> dict[str, Any]:
+        """Start over with ``prompt``, decode ``tokens`` one by one; costs are of the tokens, of the prompt if none.
+
+        ``more`` is for the ``before`` of the program.
+        """
         assert self._process.stdin is not None
-        print(json.dumps({"prompt": prompt, "tokens": tokens}), file=self._process.stdin, flush=True)
+        print(json.dumps({"prompt": prompt, "tokens": tokens, **more}), file=self._process.stdin, flush=True)
         return self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -86,9 +92,14 @@ def hook_counts(engine: bmoe.Engine) -> dict[str, int]:
     return {} if state is None else {key: getattr(state, key) for key in ("asks", "routings", "entered")}
 
 
-def serve(model: str, overrides: list[str]) -> None:
-    """The worker's side."""
-    with bmoe.open({"cache": {"budget_mb": 0}}, model=model, overrides=overrides) as engine:
+def plan_of(model: str, overrides: list[str]) -> Plan:
+    """The plan of a profile that says nothing but ``overrides``; the cache is off by default."""
+    return resolve({"cache": {"budget_mb": 0}}, model=model, overrides=overrides)
+
+
+def serve(plan: Plan, before: Callable[[dict[str, Any]], None] = lambda wanted: None) -> None:
+    """The worker's side; ``before`` sees each request when its prompt was decoded."""
+    with bmoe.Engine(plan) as engine:
         conversation = engine.conversation()
         n_vocab = engine.model.n_vocab
         report = engine.model.report
@@ -106,9 +117,10 @@ def serve(model: str, overrides: list[str]) -> None:
             conversation.clear()
             prompt = wanted["prompt"]
             fed = conversation.feed(engine.model.tokenize(prompt) if isinstance(prompt, str) else prompt)
-            before = hook_counts(engine)
+            before(wanted)
+            counts = hook_counts(engine)
             costs = [conversation.feed([token]) for token in wanted["tokens"]] or [fed]
-            counted = {key: after - before[key] for key, after in hook_counts(engine).items()}
+            counted = {key: after - counts[key] for key, after in hook_counts(engine).items()}
             n = len(costs)
             seconds = [cost.decode_s for cost in costs]
             answer = {
@@ -118,6 +130,8 @@ def serve(model: str, overrides: list[str]) -> None:
                 "tok_s": n / sum(seconds),
                 "hit_rate": sum(c.hits or 0 for c in costs) / max(1, sum(c.lookups or 0 for c in costs)),
                 "bytes": sum(cost.read_bytes or 0 for cost in costs),
+                "ahead_bytes": sum(cost.ahead_bytes or 0 for cost in costs),
+                "wasted_bytes": sum(cost.wasted_bytes or 0 for cost in costs),
                 "wait_s": sum(cost.read_wait_s or 0 for cost in costs),
                 "manage_s": sum(cost.manage_s or 0 for cost in costs),
                 "peak_rss_bytes": engine.process.peak_rss_bytes(),
@@ -128,4 +142,4 @@ def serve(model: str, overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2:])
+    serve(plan_of(sys.argv[1], sys.argv[2:]))

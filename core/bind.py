@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from bmoe.choices import Choice
-from bmoe.contracts import CachePolicy, DensePlacement, ExpertKey, Facts, Fetcher, ReadBatch, Sink, Ticket
+from bmoe.contracts import (
+    CachePolicy,
+    DensePlacement,
+    ExpertKey,
+    Facts,
+    Fetcher,
+    Prefetcher,
+    ReadBatch,
+    Sink,
+    Ticket,
+)
 from bmoe.errors import ModelError, NativeError, PluginError
 from bmoe.plan import Plan
 from bmoe.problems import cause, one_line, toml_value
@@ -16,6 +26,7 @@ from bmoe.problems import cause, one_line, toml_value
 _MEMBERS = {
     "cache": ("below_cycle", "touch", "admit", "victim", "forget"),
     "fetch": ("direct", "note", "submit", "wait", "ready", "cancel", "close"),
+    "prefetch": ("wants", "observe", "suggest"),
     "dense": ("place", "close"),
     "sink": ("open", "token", "close"),
 }
@@ -26,13 +37,14 @@ class HotPath:
     """What the engine calls while it runs.
 
     ``policy`` is a :class:`NoCache` when nothing is cached, ``fetcher`` a :class:`NoReads` when nothing is streamed:
-    the profile's own are not built then.
+    the profile's own are not built then. ``prefetcher`` is None if there is none, or no room for its guesses.
     """
 
     policy: CachePolicy
     fetcher: Fetcher
     dense: DensePlacement
     sinks: tuple[Sink, ...]
+    prefetcher: Prefetcher | None = None
 
     def close(self) -> None:
         """Close fetcher and dense placement; call it after the model is gone. Sinks are closed with their run."""
@@ -96,16 +108,19 @@ def bind(plan: Plan) -> HotPath:
     with ExitStack() as built:
         fetcher: Fetcher = NoReads()
         policy: CachePolicy = NoCache()
+        prefetcher: Prefetcher | None = None
         if plan.streaming:
             fetcher = _build(plan, plan.fetch, facts)
             built.callback(_close, fetcher)
             if plan.budget.bytes > 0:
                 policy = _build(plan, plan.cache, facts)
+            if plan.prefetch is not None and plan.budget.room:
+                prefetcher = _build(plan, plan.prefetch, facts)
         dense = _build(plan, plan.dense, facts)
         built.callback(_close, dense)
         sinks = tuple(_build(plan, choice, facts) for choice in plan.sinks)
         built.pop_all()
-    return HotPath(policy, fetcher, dense, sinks)
+    return HotPath(policy, fetcher, dense, sinks, prefetcher)
 
 
 def _close(item: Any) -> None:

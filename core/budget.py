@@ -21,7 +21,9 @@ class CacheBudget:
     """The bytes that the cache may hold, and what they mean.
 
     ``requested`` is what the profile said, MiB or "auto". ``capacity`` and ``cycle`` count entries: how many whole
-    ones ``bytes`` hold at least, and how many one token touches. ``cycle_bytes`` are the pages of one cycle.
+    ones ``kept`` holds at least, and how many one token touches. ``cycle_bytes`` are the pages of one cycle. ``room``
+    is the part of ``bytes`` for what is read ahead of its use, which the policy does not see; with ``least`` bytes,
+    ``kept`` is one cycle.
     """
 
     bytes: int
@@ -29,10 +31,17 @@ class CacheBudget:
     capacity: int
     cycle: int
     cycle_bytes: int
+    room: int = 0
+    least: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Bytes for what was used, which the policy ranks."""
+        return self.bytes - self.room
 
     def facts(self, seed: int = 0) -> CacheFacts:
         """What a cache policy is told of it."""
-        return CacheFacts(self.bytes, self.capacity, self.cycle, seed)
+        return CacheFacts(self.kept, self.capacity, self.cycle, seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +58,28 @@ def held_bytes(bank: BankFacts, page_bytes: int) -> int:
     return sum((math.ceil(p.stride / page_bytes) + 1) * page_bytes for p in bank.projections)
 
 
-def size_budget(bytes_: int, requested: float | Literal["auto"], facts: ModelFacts, page_bytes: int) -> CacheBudget:
-    """The budget of ``bytes_``, at most what all experts hold."""
+def size_budget(
+    bytes_: int, requested: float | Literal["auto"], facts: ModelFacts, page_bytes: int, *, ahead: bool = False
+) -> CacheBudget:
+    """The budget of ``bytes_``, at most what all experts hold; with room for a prefetcher's guesses if ``ahead``."""
     held = [held_bytes(bank, page_bytes) for bank in facts.banks]
     used = [min(bank.n_used, bank.n_expert) for bank in facts.banks]
     entries = sum(bank.n_expert for bank in facts.banks)
     everything = sum(bank.n_expert * size for bank, size in zip(facts.banks, held, strict=True))
     bounded = max(0, min(bytes_, everything))
+    cycle = sum(n * size for n, size in zip(used, held, strict=True))
+    layers = max((2 * n * size for n, size in zip(used, held, strict=True)), default=0)
+    # guesses for one layer arrive while those for the layer before are used; a small budget is for what was used
+    room = min(bounded // 4, layers) if ahead and bounded < everything else 0
+    room = room if held and room >= max(held) else 0
     return CacheBudget(
         bytes=bounded,
         requested=requested,
-        capacity=min(entries, bounded // max(held)) if held else 0,
+        capacity=min(entries, (bounded - room) // max(held)) if held else 0,
         cycle=sum(used),
-        cycle_bytes=sum(n * size for n, size in zip(used, held, strict=True)),
+        cycle_bytes=cycle,
+        room=room,
+        least=min(-(-4 * cycle // 3), cycle + layers) if ahead else cycle,
     )
 
 
@@ -127,8 +145,12 @@ def decide_budget(
     machine: Machine,
     below_cycle: Callable[[CacheBudget], bool],
     claims: Claims = NOTHING,
+    *,
+    ahead: bool = False,
 ) -> BudgetOutcome:
     """The budget for ``policy``, the chosen cache policy ("" if it is not known), beside what else will be taken.
+
+    ``ahead``: with room for what a prefetcher suggests.
 
     ``below_cycle(budget)`` tells whether the policy has hits below one token's cycle; asked only where it matters.
     """
@@ -137,7 +159,7 @@ def decide_budget(
         machine = replace(machine, available_bytes=left)
 
     def sized(amount: float) -> CacheBudget:
-        return size_budget(int(amount), cache.budget_mb, facts, machine.page_bytes)
+        return size_budget(int(amount), cache.budget_mb, facts, machine.page_bytes, ahead=ahead)
 
     off = sized(0)
     if policy == "none":
@@ -154,7 +176,7 @@ def decide_budget(
         unused = f'cache.policy = "{policy}" is not used: cache.budget_mb is 0'
         return BudgetOutcome(off, notice=unused if cache.policy != "auto" else "")
     smallest = min(bank.entry_bytes for bank in facts.banks)
-    if budget.bytes < smallest or (budget.bytes < budget.cycle_bytes and not below_cycle(budget)):
+    if budget.kept < smallest or (budget.kept < budget.cycle_bytes and not below_cycle(budget)):
         return BudgetOutcome(off, problem=_too_small(cache, policy, budget))
     if machine.available_bytes is not None and budget.bytes > machine.available_bytes:
         free = machine.available_bytes // MIB
@@ -162,8 +184,10 @@ def decide_budget(
     return BudgetOutcome(budget)
 
 
-def resized(budget_mb: float, facts: ModelFacts, page_bytes: int, below_cycle: bool) -> int:
-    """The bytes of a budget that an open cache is given anew, at most what all experts hold; ProfileError if refused.
+def resized(
+    budget_mb: float, facts: ModelFacts, page_bytes: int, below_cycle: bool, *, ahead: bool = False
+) -> CacheBudget:
+    """The budget that an open cache is given anew, at most what all experts hold; ProfileError if refused.
 
     Refused is what a plan refuses too: less than one token uses, unless the policy hits ``below_cycle``.
     """
@@ -171,20 +195,20 @@ def resized(budget_mb: float, facts: ModelFacts, page_bytes: int, below_cycle: b
     number = isinstance(budget_mb, int | float) and not isinstance(budget_mb, bool)
     if not number or not 0 <= budget_mb < math.inf:
         raise ProfileError(f"{said}: the budget is no number of MiB; give one of at least 0")
-    budget = size_budget(round(budget_mb * MIB), budget_mb, facts, page_bytes)
+    budget = size_budget(round(budget_mb * MIB), budget_mb, facts, page_bytes, ahead=ahead)
     smallest = min(bank.entry_bytes for bank in facts.banks)
-    need = smallest if below_cycle else budget.cycle_bytes
+    need = smallest if below_cycle else budget.least
     if budget.bytes < need:
         raise ProfileError(
             f"{said} is below what one token uses ({budget.cycle} experts); give at least {math.ceil(need / MIB)}, "
             "or open the engine with cache.budget_mb = 0 to turn the cache off"
         )
-    return budget.bytes
+    return budget
 
 
 def _too_small(cache: CacheSection, policy: str, budget: CacheBudget) -> str:
     said = f"cache.budget_mb = {toml_value(cache.budget_mb)}"
-    need = math.ceil(budget.cycle_bytes / MIB)
+    need = math.ceil(budget.least / MIB)
     return (
         f"{said} is below what one token uses ({budget.cycle} experts), so that {policy or 'the policy'} would never "
         f"hit; give at least {need}, or 0 to turn the cache off"
@@ -203,13 +227,13 @@ def _automatic(
         return BudgetOutcome(off, notice=f'cache.budget_mb = "auto" became 0: {why}')
     free = machine.available_bytes - cache.floor_mb * MIB
     budget = sized(min(free, cache.ceil_mb * MIB) if cache.ceil_mb else free)
-    if budget.bytes and (budget.bytes >= budget.cycle_bytes or below_cycle(budget)):
+    if budget.bytes and (budget.kept >= budget.cycle_bytes or below_cycle(budget)):
         return BudgetOutcome(budget)
     if cache.ceil_mb and cache.ceil_mb * MIB < free:
         limit = f"cache.ceil_mb = {cache.ceil_mb:.15g}"
     else:
         limit = f"{machine.available_bytes // MIB} MiB free, cache.floor_mb = {cache.floor_mb:.15g}"
-    need = math.ceil(budget.cycle_bytes / MIB)
+    need = math.ceil(budget.least / MIB)
     return BudgetOutcome(
         off, notice=f'cache.budget_mb = "auto" became 0: {budget.bytes // MIB} MiB ({limit}), one token uses {need}'
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bmoe.contracts import RunSummary, TokenRecord
+from bmoe.contracts import BatchContext, Phase, RunSummary, TokenRecord
 from bmoe.decode import DecodeCost, Step, prefill, token_loop
 from bmoe.engine import Engine, Stopped
 from bmoe.errors import ModelError
@@ -156,9 +156,12 @@ class Conversation:
             self._cancelled = False
             sampler.close()
 
-    def _decode(self, tokens: Sequence[int]) -> DecodeCost:
+    def _decode(self, tokens: Sequence[int], phase: Phase) -> DecodeCost:
+        held, count = len(self.tokens), len(tokens)
+        outputs = tuple(index + 1 == count for index in range(count))
+        batch = BatchContext(phase, tuple(range(held, held + count)), is_output=outputs)
         try:
-            cost = self._engine.decode(self._context, tokens, lambda: self._cancelled)
+            cost = self._engine.decode(self._context, tokens, batch, lambda: self._cancelled)
         except BaseException:
             self._restore()
             raise
@@ -203,7 +206,6 @@ class _Account:
         """Count a token and describe the decode that it came from."""
         self.spent(step)
         cost, process = step.cost, self._engine.process.sample()
-        streaming = cost.read_bytes is not None
         record = TokenRecord(
             index=self.tokens,
             token_id=step.token,
@@ -215,9 +217,9 @@ class _Account:
             lookups=cost.lookups,
             hits=cost.hits,
             demand_bytes=cost.read_bytes,
-            speculative_bytes=0 if streaming else None,
+            speculative_bytes=cost.ahead_bytes,
             # of a prompt's layers that are read ahead, what no token used is not told apart
-            wasted_bytes=0 if streaming and step.cost is not self.prefill else None,
+            wasted_bytes=cost.wasted_bytes if step.cost is not self.prefill else None,
             evictions=cost.evictions,
             rereads=cost.rereads,
             **process._asdict(),
@@ -231,6 +233,7 @@ class _Account:
         engine, prefill_cost, decode = self._engine, self.prefill, self._decode
         store = engine.stream.store if engine.stream is not None else None
         lookups, hits = decode.lookups or 0, decode.hits or 0
+        prefill_bytes, decode_bytes = (_all_bytes(cost) for cost in (prefill_cost, decode))
         return RunSummary(
             tokens=self.tokens,
             prompt_tokens=prefill_cost.tokens,
@@ -243,9 +246,9 @@ class _Account:
             hits=hits,
             evictions=decode.evictions or 0,
             rereads=decode.rereads or 0,
-            bytes_read=(decode.read_bytes or 0) + (prefill_cost.read_bytes or 0),
-            prefill_bytes=prefill_cost.read_bytes or 0,
-            bytes_per_token=None if decode.read_bytes is None else decode.read_bytes / decode.decodes,
+            bytes_read=decode_bytes + prefill_bytes,
+            prefill_bytes=prefill_bytes,
+            bytes_per_token=None if decode.read_bytes is None else decode_bytes / decode.decodes,
             io_wait_s=decode.read_wait_s,
             manage_s=decode.manage_s,
             cpu_s=decode.cpu_s if decode.decodes else None,
@@ -263,3 +266,7 @@ class _Account:
             stop=self.stop,
             logits_sha256=self.digest.hexdigest() if self.digest is not None else None,
         )
+
+
+def _all_bytes(cost: DecodeCost) -> int:
+    return (cost.read_bytes or 0) + (cost.ahead_bytes or 0)

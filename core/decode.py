@@ -6,13 +6,18 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from bmoe.contracts import Phase
 from bmoe.native.model import Context
 from bmoe.native.sampler import Sampler
 
 
 @dataclass(slots=True)
 class DecodeCost:
-    """What decodes cost, as sums: seconds, look-ups and bytes. Streaming figures are None without streaming."""
+    """What decodes cost, as sums: seconds, look-ups and bytes. Streaming figures are None without streaming.
+
+    ``read_bytes`` were read because they were needed, ``ahead_bytes`` because a prefetcher suggested them, of which
+    ``wasted_bytes`` were given up unused.
+    """
 
     decodes: int = 0
     decode_s: float = 0.0
@@ -24,6 +29,8 @@ class DecodeCost:
     read_bytes: int | None = None
     evictions: int | None = None
     rereads: int | None = None
+    ahead_bytes: int | None = None
+    wasted_bytes: int | None = None
     tokens: int = 0
 
     def add(self, other: DecodeCost) -> None:
@@ -33,7 +40,7 @@ class DecodeCost:
             setattr(self, name, theirs if mine is None else mine if theirs is None else mine + theirs)
 
 
-Decode = Callable[[Sequence[int]], DecodeCost]
+Decode = Callable[[Sequence[int], Phase], DecodeCost]
 """Runs one llama_decode of at most one ubatch; raises whatever stopped it."""
 
 
@@ -49,7 +56,7 @@ class Step:
 def prefill(decode: Decode, tokens: Sequence[int], ubatch: int, total: DecodeCost) -> DecodeCost:
     """Decode the prompt in pieces of ``ubatch`` tokens, so that it can be stopped between them; adds to ``total``."""
     for start in range(0, len(tokens), ubatch):
-        total.add(decode(tokens[start : start + ubatch]))
+        total.add(decode(tokens[start : start + ubatch], "prefill"))
     return total
 
 
@@ -74,4 +81,4 @@ def token_loop(
         yield Step(token, cost, end)
         if end or index + 1 == limit:
             return
-        cost = decode([token])
+        cost = decode([token], "decode")

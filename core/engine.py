@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bmoe.bind import HotPath, bind
-from bmoe.budget import resized, widest_ubatch
-from bmoe.contracts import DenseTensor, Placement, Repacking, RunRecord
+from bmoe.budget import CacheBudget, resized, size_budget, widest_ubatch
+from bmoe.contracts import BatchContext, DenseTensor, Placement, Repacking, RunRecord
 from bmoe.decode import DecodeCost
 from bmoe.errors import NativeError, ProfileError
+from bmoe.guesses import GuessingStore
+from bmoe.lane import Lane
 from bmoe.log import get_logger
 from bmoe.machine import read_machine
 from bmoe.native import capture, interrupts, mapping, repack, tensor
@@ -108,7 +110,8 @@ class Engine:
         if plan.streaming:
             store = self._make_store()
             stack.callback(store.close)
-            self.stream = Stream(self.seam, store, self.hot.fetcher)
+            self.stream = Stream(self.seam, store, self.hot.fetcher, self._make_lane(store))
+            stack.callback(self.stream.close)
             self.placement = self._bind_tensors(store)
             self.model.count_reads()
         self.process = ProcessCounters()
@@ -116,7 +119,7 @@ class Engine:
         self.watch: PressureWatch | None = None
         mode = plan.profile.cache.watch
         if plan.streaming and mode != "off":
-            self.watch = PressureWatch(mode, plan.budget.cycle_bytes)
+            self.watch = PressureWatch(mode, plan.budget.least)
             stack.callback(self.watch.close)
 
     def __enter__(self) -> Engine:
@@ -144,10 +147,13 @@ class Engine:
             flash_attention=model.flash_attention,
         )
 
-    def decode(self, context: Context, tokens: Sequence[int], cancelled: Callable[[], bool]) -> DecodeCost:
+    def decode(
+        self, context: Context, tokens: Sequence[int], batch: BatchContext, cancelled: Callable[[], bool]
+    ) -> DecodeCost:
         """One llama_decode of at most a ubatch, and its cost. Conversations take turns by decodes.
 
-        ``cancelled`` is asked once it is this context's turn: a stop may have come while it waited.
+        ``batch`` says what the tokens are. ``cancelled`` is asked once it is this context's turn: a stop may have come
+        while it waited.
 
         Raises what a plugin or a read raised inside it, as itself; NativeError if llama.cpp fails; Stopped if
         :meth:`stop` ended it. Afterwards nothing of this decode is in the KV.
@@ -156,7 +162,7 @@ class Engine:
             stream = self.stream
             before = _snapshot(stream)
             if stream is not None:
-                stream.begin(len(tokens))
+                stream.begin(batch)
             with self._turn:
                 self.seam.begin()
                 self._running = context
@@ -196,7 +202,8 @@ class Engine:
                 raise ProfileError("the cache is off and cannot be resized; open with cache.budget_mb above 0")
             if self._running is not None:
                 raise NativeError("the cache cannot be resized inside a decode; do it between two tokens")
-            budget = resized(budget_mb, self.facts, PAGE, self.hot.policy.below_cycle)
+            guesses = isinstance(store, GuessingStore)
+            budget = resized(budget_mb, self.facts, PAGE, self.hot.policy.below_cycle, ahead=guesses)
             self._resize(store, budget)
             return store.held_bytes
 
@@ -215,7 +222,8 @@ class Engine:
                 self._log.warning("memory is short", seen=advice.reason, remedy=said)
             elif advice.budget_bytes < store.budget_bytes and self._running is None:
                 self._log.warning("memory is short: the cache shrinks", seen=advice.reason)
-                self._resize(store, advice.budget_bytes)
+                ahead = isinstance(store, GuessingStore)
+                self._resize(store, size_budget(advice.budget_bytes, "auto", self.facts, PAGE, ahead=ahead))
 
     @property
     def width(self) -> int:
@@ -223,15 +231,19 @@ class Engine:
         store = self.stream.store if self.stream is not None else None
         if store is None or not store.budget_bytes:
             return self.plan.ubatch
-        return min(self.plan.ubatch, widest_ubatch(store.budget_bytes, self.facts, PAGE) or self.plan.ubatch)
+        kept = store.budget_bytes - store.room_bytes
+        return min(self.plan.ubatch, widest_ubatch(kept, self.facts, PAGE) or self.plan.ubatch)
 
-    def _resize(self, store: ExpertStore, budget: int) -> None:
+    def _resize(self, store: ExpertStore, budget: CacheBudget) -> None:
         before = store.budget_bytes
-        store.resize(budget)
+        if self.stream is not None:
+            self.stream.close()  # nothing is on its way into a room that goes
+        store.resize(budget.bytes, budget.room)
         self.cache_resizes += 1
-        self._log.info("cache resized", from_mib=before >> 20, to_mib=budget >> 20, held_mib=store.held_bytes >> 20)
+        now = budget.bytes
+        self._log.info("cache resized", from_mib=before >> 20, to_mib=now >> 20, held_mib=store.held_bytes >> 20)
         # runs that begin from now on tell the budget that they run with
-        cache = {**self.record.resolved["cache"], "budget_bytes": budget}
+        cache = {**self.record.resolved["cache"], "budget_bytes": now, "room_bytes": budget.room}
         self.record = replace(self.record, resolved={**self.record.resolved, "cache": cache})
 
     def stop(self, context: Context) -> None:
@@ -267,7 +279,14 @@ class Engine:
         plan, banks = self.plan, self.plan.facts.banks
         if plan.budget.bytes == 0:
             return SharedSlots(banks, self.seam)
-        return ExpertStore(banks, self.seam, self.hot.policy, plan.budget.bytes, read_machine().max_map_count)
+        shape = banks, self.seam, self.hot.policy, plan.budget.bytes, read_machine().max_map_count
+        return GuessingStore(*shape, plan.budget.room) if plan.budget.room else ExpertStore(*shape)
+
+    def _make_lane(self, store: Store) -> Lane | None:
+        prefetcher = self.hot.prefetcher
+        if prefetcher is None or not isinstance(store, GuessingStore):
+            return None
+        return Lane(prefetcher, store, self.hot.fetcher, self.seam)
 
     def _find_repacked(self, cancelled: Callable[[], bool]) -> frozenset[str]:
         """Weights that the dense placement wants rearranged and the graph only multiplies by.
@@ -353,7 +372,8 @@ def _snapshot(stream: Stream | None) -> tuple[Any, ...] | None:
     if stream is None:
         return None
     c, s = stream.counters, stream.store.counters
-    return (c.wait_s, c.manage_s, s.lookups, s.hits, c.read_bytes, s.evictions, s.rereads)
+    guessed = (0, 0) if stream.lane is None else (stream.lane.counters.read_bytes, stream.lane.counters.wasted_bytes)
+    return (c.wait_s, c.manage_s, s.lookups, s.hits, c.read_bytes, s.evictions, s.rereads, *guessed)
 
 
 def _cost(

@@ -7,20 +7,20 @@ elsewhere and moved in parts, they made matmuls slower, so that small pages it i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeAlias
 
 from bmoe.native import memory
 from bmoe.pages import BankPages
 
-Spans: TypeAlias = Sequence[tuple[int, int]]
+Spans: TypeAlias = tuple[tuple[int, int], ...]
 """Page-aligned (address, bytes), one per projection."""
 
 
 class Frames:
     """Which pages are held, in pages of ``memory.PAGE``; those at the edges of two neighbours are counted once.
 
-    ``recycled`` counts slices whose memory was moved to them from an evicted entry.
+    ``recycled`` counts slices whose memory was moved to them from an evicted entry. ``spare`` pages, at most
+    ``spare_limit``, are those of evicted entries that wait for a newcomer; they lie where they were.
     """
 
     def __init__(self, budget: int, slices: int, max_mappings: int | None) -> None:
@@ -29,7 +29,8 @@ class Frames:
         A moved range is a mapping of its own and splits the one around it, so that near the limit nothing is moved.
         """
         self.recycled = 0
-        self.held = 0
+        self.held = self.spare = self.spare_limit = 0
+        self._spares: dict[Spans, None] = {}
         self._edge_users: dict[int, int] = {}
         self._idle_edges: dict[int, None] = {}
         self._moved: set[int] = set()
@@ -44,7 +45,10 @@ class Frames:
         return len(self._idle_edges) > max(16, self.budget // 128)
 
     def occupy(self, pages: BankPages, expert: int, donor: Spans) -> None:
-        """Count an entry's pages, and bring to it those of an evicted entry; what it lacks comes when it is written."""
+        """Count an entry's pages, and bring to it those of an evicted entry, ``donor`` or a spare.
+
+        What it lacks comes when it is written.
+        """
         self.held += pages.interior_pages[expert]
         users, idle = self._edge_users, self._idle_edges
         for page in pages.edges[expert]:
@@ -57,8 +61,14 @@ class Frames:
                 del idle[page]
             else:
                 self.held += 1
+        target = pages.interior[expert]
+        if self._spares:
+            if self.unspare(target):  # its own pages are there still
+                self.give_back(donor)
+                return
+            donor = donor or self.unspare()
         if donor:
-            self._take_over(donor, pages.interior[expert])
+            self._take_over(donor, target)
 
     def vacate(self, pages: BankPages, expert: int) -> Spans:
         """Count an entry out; its interior spans, still holding memory, are the caller's to give on or give back."""
@@ -84,15 +94,36 @@ class Frames:
 
     def forget_all(self) -> None:
         """Count from nothing: the caller has released every region."""
-        self.held = 0
+        self.held = self.spare = 0
+        self._spares.clear()
         self._edge_users.clear()
         self._idle_edges.clear()
 
-    @staticmethod
-    def give_back(spans: Spans) -> None:
-        """Return the pages of an evicted entry to the system."""
+    def give_back(self, spans: Spans) -> None:
+        """Return the pages of an evicted entry to the system, or keep them as spares."""
+        pages = _pages(spans)
+        if pages and self.spare + pages <= self.spare_limit:
+            self._spares[spans] = None
+            self.spare += pages
+            return
         for address, size in spans:
             memory.release(address, size)
+
+    def keep_spares(self, limit: int) -> None:
+        """Set ``spare_limit``, in pages, and return what is over it."""
+        self.spare_limit = limit
+        while self.spare > limit:
+            for address, size in self.unspare():
+                memory.release(address, size)
+
+    def unspare(self, wanted: Spans = ()) -> Spans:
+        """Take back the spare of these spans, or any if none are given; empty if there is none."""
+        spans = wanted or next(iter(self._spares), ())
+        if spans not in self._spares:
+            return ()
+        del self._spares[spans]
+        self.spare -= _pages(spans)
+        return spans
 
     def _may_move(self, address: int) -> bool:
         return address in self._moved or len(self._moved) < self._move_limit
@@ -110,3 +141,7 @@ class Frames:
             else:
                 moved = 0
             memory.release(source + moved, size - moved)
+
+
+def _pages(spans: Spans) -> int:
+    return sum(size for _, size in spans) // memory.PAGE

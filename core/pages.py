@@ -7,7 +7,7 @@ lie wholly inside a slice are its *interior*; pages shared with a neighbour are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -66,19 +66,28 @@ class BankPages:
         self.pages = max(count + len(shared) for count, shared in zip(self.interior_pages, self.edges, strict=True))
 
     def reads(self, experts: Sequence[int]) -> ReadBatch:
-        """The reads that bring these experts in, first projection first."""
-        return ReadBatch(*self._columns.take(experts, axis=2).reshape(len(self._columns), -1))
+        """The reads that bring these experts in, first projection first, in the order of the file.
 
-    def runs(self, experts: Sequence[int]) -> ReadBatch:
-        """The same for ascending ``experts``, as few long reads: neighbours in the file are read together."""
-        chosen = np.asarray(experts, dtype=np.int64)
-        breaks = np.flatnonzero(np.diff(chosen) != 1)
-        first, last = chosen[np.concatenate(([0], breaks + 1))], chosen[np.concatenate((breaks, [len(chosen) - 1]))]
-        begin, end = self._columns[:, :, first], self._columns[:, :, last]
-        address, _, _, offset, shard, stage = begin
-        before = end[3] - offset  # bytes from where the first expert's pages begin to where the last one's do
-        columns = (address, before + end[1], before + end[2], offset, shard, stage)
-        return ReadBatch(*[column.ravel() for column in columns])
+        Those whose pages meet are one read: no page is the target of two reads at a time, for a drive that decrypts in
+        place would decrypt it twice.
+        """
+        columns = self._columns.take(sorted(experts), axis=2)
+        if len(experts) == 1:
+            return ReadBatch(*columns.reshape(len(columns), -1))
+        offset, length = columns[3], columns[1]
+        opens = np.ones(offset.shape, dtype=bool)
+        opens[:, 1:] = offset[:, 1:] > offset[:, :-1] + length[:, :-1]
+        first = np.flatnonzero(opens)
+        last = np.append(first[1:], opens.size) - 1
+        flat = columns.reshape(len(columns), -1)
+        address, _, _, begin, shard, stage = flat[:, first]
+        before = flat[3, last] - begin  # bytes from where the first expert's pages begin to where the last one's do
+        return ReadBatch(address, before + flat[1, last], before + flat[2, last], begin, shard, stage)
+
+    def meets(self, expert: int, others: Collection[int]) -> bool:
+        """Whether ``expert`` has a page in common with one of ``others``."""
+        pages = set(self.edges[expert])
+        return any(other != expert and not pages.isdisjoint(self.edges[other]) for other in others)
 
 
 def by_stage(batch: ReadBatch) -> list[ReadBatch]:

@@ -6,7 +6,7 @@ is in :meth:`Plan.resolved`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from bmoe.plugins import Catalog
 from bmoe.probe import probe
 from bmoe.problems import Problem, cause, suggest, toml_value
 from bmoe.profile import Profile
+from bmoe.undriven import demands, not_yet
 
 _KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
 _NO_MODEL = ModelFacts("", "", "", (), 0, 0, 0, 0, 0, 0, 0, (), ())
@@ -112,6 +113,7 @@ class Plan:
                 "capacity": budget.capacity,
                 "cycle": budget.cycle,
                 "cycle_bytes": budget.cycle_bytes,
+                "room_bytes": budget.room,
                 "used": self.streaming and budget.bytes > 0,
             },
             "fetch": {
@@ -207,7 +209,10 @@ class _Planner(Chooser):
             sizes = f"{need >> 20} MiB for the KV of a conversation, and {free >> 20} are free"
             self.problem("model.ctx", f" = {model.ctx} needs {sizes}; give at most {most}")
         by_kind = {choice.kind: choice for choice in chosen if choice.kind != "sink"}
-        budget = self._budget(by_kind.get("cache"), facts, machine, self._copied(by_kind.get("dense"), facts))
+        copied, prefetch = self._copied(by_kind.get("dense"), facts), by_kind.get("prefetch")
+        budget = self._budget(by_kind.get("cache"), facts, machine, copied, ahead=prefetch is not None)
+        if prefetch is not None and row is not None:
+            self._prefetches(prefetch, budget)
         if row is None or self.unsure:
             return None
         ubatch = self._ubatch(budget, facts, machine)
@@ -221,7 +226,7 @@ class _Planner(Chooser):
             dense=by_kind["dense"],
             sinks=tuple(choice for choice in chosen if choice.kind == "sink"),
             routing=(),
-            prefetch=None,
+            prefetch=prefetch,
             draft=None,
             budget=budget,
             threads=machine.cpus if model.threads == "auto" else model.threads,
@@ -278,8 +283,8 @@ class _Planner(Chooser):
 
     def _settings(self) -> None:
         """What no version can do, or not this one."""
-        for path, value, remedy in _undriven(self.profile):
-            self.problem(path, _not_yet(value, remedy))
+        for path, value, remedy in demands(self.profile):
+            self.problem(path, not_yet(value, remedy))
         model = self.profile.model
         if model.repack and self.profile.stream.enabled:
             self.problem(
@@ -293,10 +298,10 @@ class _Planner(Chooser):
     def _ubatch(self, budget: CacheBudget, facts: ModelFacts, machine: Machine) -> int:
         model = self.profile.model
         wanted = min(model.ubatch, model.ctx)
-        most = widest_ubatch(budget.bytes, facts, machine.page_bytes) if budget.bytes else None
+        most = widest_ubatch(budget.kept, facts, machine.page_bytes) if budget.bytes else None
         if most is None or most >= wanted:
             return wanted
-        held = f"the cache of {budget.bytes >> 20} MiB holds no more experts of a layer"
+        held = f"the cache of {budget.kept >> 20} MiB holds no more experts of a layer"
         self.notices.append(f"model.ubatch became {most}: {held}; prompts take longer")
         return most
 
@@ -311,7 +316,26 @@ class _Planner(Chooser):
             self.problem(dense.path, f" = {toml_value(dense.name)} {why}")
             return 0
 
-    def _budget(self, cache: Choice | None, facts: ModelFacts, machine: Machine, copied: int) -> CacheBudget:
+    def _prefetches(self, prefetch: Choice, budget: CacheBudget) -> None:
+        """A prefetcher needs room for what it suggests."""
+        if budget.room or not self.profile.stream.enabled:
+            return
+        said = f"prefetch.policy = {toml_value(prefetch.name)}"
+        if budget.bytes and budget.bytes == size_budget(1 << 62, 0, self._facts, self._machine.page_bytes).bytes:
+            self.notices.append(f"{said} is not used: every expert stays in memory")
+        elif budget.bytes:
+            self.notices.append(f"{said} is not used: a cache of {budget.bytes >> 20} MiB has no room for guesses")
+        elif self.profile.cache.budget_mb == "auto" and self.profile.cache.policy != "none":
+            self.notices.append(f"{said} is not used: there is no cache")
+        else:
+            remedy = "raise cache.budget_mb, or leave [prefetch] out"
+            self.problem(
+                "prefetch.policy", f" = {toml_value(prefetch.name)} needs a cache to read into; {remedy}", "cache"
+            )
+
+    def _budget(
+        self, cache: Choice | None, facts: ModelFacts, machine: Machine, copied: int, *, ahead: bool
+    ) -> CacheBudget:
         section = self.profile.cache
         if not self.profile.stream.enabled:
             return size_budget(0, section.budget_mb, facts, machine.page_bytes)
@@ -331,7 +355,7 @@ class _Planner(Chooser):
         claims = claimed(self.profile, facts, self.catalog.archs.get(facts.arch))
         claims = replace(claims, copied=copied)
         name = cache.name if cache else ""
-        outcome: BudgetOutcome = decide_budget(section, name, facts, machine, below_cycle, claims)
+        outcome: BudgetOutcome = decide_budget(section, name, facts, machine, below_cycle, claims, ahead=ahead)
         if outcome.problem:
             key, _, rest = outcome.problem.partition(" = ")
             self.problem(key, f" = {rest}", "stream.enabled")
@@ -365,31 +389,3 @@ def _build_facts(
     batch = max((min(b.n_expert, tokens * b.n_used) * len(b.projections) for b in model.banks), default=0)
     fetch = FetchFacts(paths, profile.fetch.lanes, profile.fetch.direct, batch)
     return Facts(model, budget.facts(profile.sampling.seed or 0), fetch)
-
-
-def undriven(profile: Profile) -> list[str]:
-    """What ``profile`` asks for that its schema knows but this version of bmoe does not do yet, one line each."""
-    return [f"{profile.where(path)}{_not_yet(value, remedy)}" for path, value, remedy in _undriven(profile)]
-
-
-def _not_yet(value: object, remedy: str) -> str:
-    return f" = {toml_value(value)} is not supported by this version; {remedy}"
-
-
-def _undriven(profile: Profile) -> Iterator[tuple[str, object, str]]:
-    out = "leave it out"
-    if profile.stream.overlap == "expert":
-        yield "stream.overlap", profile.stream.overlap, 'it was no faster when tried; set "auto", "projection" or "off"'
-    if profile.cache.heat is not None:
-        yield "cache.heat", profile.cache.heat, out
-    for section in ("prefetch", "draft", "loss"):
-        table = getattr(profile, section)
-        if table is not None:
-            yield section, table.model_dump(), f"leave [{section}] out"
-    for index, knob in enumerate(profile.routing):
-        yield f"routing.{index}.plugin", knob.plugin, "leave [[routing]] out"
-    for section in ("trace", "chat", "serve"):
-        table = getattr(profile, section)
-        for key, info in type(table).model_fields.items():
-            if getattr(table, key) != info.default:
-                yield f"{section}.{key}", getattr(table, key), out

@@ -28,8 +28,8 @@ class SharedSlots:
         self.addresses = [pages.data for pages in self._pages]
         self.counters = StoreCounters()
         self.slot_bytes = sum(sizes)
-        self.budget_bytes = self.held_bytes = 0
-        self._coming = -1  # the bank whose reads began before it was routed
+        self.budget_bytes = self.held_bytes = self.room_bytes = 0
+        self.staged: dict[int, list[ExpertKey]] = {}
 
     def touched(self, keys: list[ExpertKey]) -> None:
         """Never called: nothing is resident."""
@@ -38,31 +38,31 @@ class SharedSlots:
         """Everything is read, every time."""
         base = self._key_base[bank]
         self.counters.lookups += len(keys)
-        if self._coming == bank:
+        if bank in self.staged:
             return None
+        self.staged[bank] = keys
         return self._pages[bank].reads([key - base for key in keys])
 
     def ahead(self, bank: int) -> ReadBatch | None:
         """All experts; the caller starts a projection's reads when its slot is free."""
-        self._coming = bank
-        pages = self._pages[bank]
-        return pages.runs(range(len(pages.edges)))
+        pages, base = self._pages[bank], self._key_base[bank]
+        self.staged[bank] = list(range(base, base + len(pages.edges)))
+        return pages.reads(range(len(pages.edges)))
 
     def commit(self, bank: int) -> None:
         """Slots are overwritten by the next layer; there is nothing to note."""
-        if self._coming == bank:
-            self._coming = -1
+        self.staged.pop(bank, None)
 
     def abandon(self) -> None:
-        """What was read ahead is nowhere."""
-        self._coming = -1
+        """What was staged is nowhere."""
+        self.staged.clear()
 
     def retire(self, bank: int, keys: list[ExpertKey]) -> None:
         """Nothing is kept."""
 
     def settle(self) -> None:
         """Nothing is held over any budget."""
-        self._coming = -1
+        self.staged.clear()
 
     def close(self) -> None:
         """Give the slots back."""

@@ -37,6 +37,12 @@ class Store(Protocol):
     addresses: list[list[int]]
     slot_bytes: int
     budget_bytes: int
+    staged: dict[int, list[ExpertKey]]
+    """The entries, per bank, that have their memory and wait for their bytes."""
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of the budget that are set aside for guesses."""
 
     @property
     def held_bytes(self) -> int:
@@ -75,10 +81,7 @@ class Store(Protocol):
 
 
 class ExpertStore:
-    """Cache on. ``seam.resident`` mirrors which entries are valid, for the eval hook's own look-ups.
-
-    ``staged`` are the entries, per bank, that have their memory and wait for their bytes.
-    """
+    """Cache on. ``seam.resident`` mirrors which entries are valid, for the eval hook's own look-ups."""
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class ExpertStore:
     @property
     def held_bytes(self) -> int:
         """Bytes of pages that are held now, edges shared by two neighbours counted once."""
-        return self.frames.held * memory.PAGE
+        return (self.frames.held + self.frames.spare) * memory.PAGE
 
     def touched(self, keys: list[ExpertKey]) -> None:
         """A routing that was all hits."""
@@ -139,21 +142,26 @@ class ExpertStore:
             known = set(arriving)
             self._pinned |= known
             missing = [key for key in missing if key not in known]
+        try:
+            missing = self._claim(bank, missing)
+        except BaseException:
+            self._start_over()
+            raise
         if not missing:
             return None
         return self._pages[bank].reads(self._admit(bank, missing, cold=False))
 
     def ahead(self, bank: int) -> ReadBatch | None:
         """As :class:`Store` says; the pinned entries are those of the routing staged last."""
-        budget, whole = self.frames.budget, self._whole_pages
-        if bank == 0 or whole[bank - 1] + whole[bank] > budget:
+        whole = self._whole_pages
+        if bank == 0 or whole[bank - 1] + whole[bank] > self._limit():
             return None
         key, entry = self._key_base[bank], self._entry_base[bank]
         missing = [key + e for e in range(len(self._pages[bank].edges)) if not self._resident[entry + e]]
         if not missing:
             return None
         self._pinned.update(range(key, key + len(self._pages[bank].edges)))
-        return self._pages[bank].runs(self._admit(bank, missing, cold=True))
+        return self._pages[bank].reads(self._admit(bank, missing, cold=True))
 
     def commit(self, bank: int) -> None:
         """Mark the bank's staged entries valid."""
@@ -197,6 +205,8 @@ class ExpertStore:
         try:
             if self.staged:  # an interrupt came between two steps
                 self._start_over()
+            if frames.held + frames.spare > frames.budget:
+                frames.keep_spares(0)
             while frames.held > frames.budget:
                 if frames.sweep():
                     continue
@@ -208,7 +218,12 @@ class ExpertStore:
             self._start_over()
             raise
 
-    def resize(self, budget_bytes: int) -> None:
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of the budget that are set aside for guesses."""
+        return 0
+
+    def resize(self, budget_bytes: int, room_bytes: int = 0) -> None:
         """Change the budget between tokens, under memory pressure for one; shrinking evicts at once."""
         self.budget_bytes, self.frames.budget = budget_bytes, budget_bytes // memory.PAGE
         if self._whole and budget_bytes < sum(region.nbytes for row in self._regions for region in row):
@@ -237,21 +252,31 @@ class ExpertStore:
         experts = [key - base for key in keys]
         try:
             for key, expert in zip(keys, experts, strict=True):
-                donor = self._make_room(pages.pages)
-                self._admitted(key, cold)
-                self.counters.admissions += 1
-                self.counters.rereads += key in self._evicted
+                donor = self._make_room(pages.pages, self._limit())
+                self._admit_one(key, cold=cold)
                 self.frames.occupy(pages, expert, donor)
         except BaseException:
             self._start_over()
             raise
         return experts
 
-    def _make_room(self, pages: int) -> Spans:
+    def _admit_one(self, key: ExpertKey, *, cold: bool) -> None:
+        self._admitted(key, cold)
+        self.counters.admissions += 1
+        self.counters.rereads += key in self._evicted
+
+    def _claim(self, bank: int, missing: list[ExpertKey]) -> list[ExpertKey]:
+        """What of ``missing`` has to be read; the rest is here, or on its way, and is staged."""
+        return missing
+
+    def _limit(self) -> int:
+        """Pages that may be held when an entry that is needed has come."""
+        return self.frames.budget
+
+    def _make_room(self, pages: int, limit: int, donor: Spans = ()) -> Spans:
         """Evict until ``pages`` fit; the interior spans of the last victim are left for the newcomer to take over."""
-        donor: Spans = ()
         frames = self.frames
-        while frames.held + pages > frames.budget:
+        while frames.held + pages > limit:
             if frames.crowded:
                 frames.sweep()
                 continue

@@ -4,7 +4,7 @@ Serial: all reads of a routing are waited for. With overlap they are waited for 
 first when it was routed, those of each next one when the product before it was computed; while it is computed the later
 ones are still being read. And where so many tokens are routed together that nearly every expert of the next layer will
 be needed, its reads begin before it is routed: a projection's when the product with the same projection of this layer
-was computed, so that the device never waits for a router.
+was computed, so that the device never waits for a router. What a prefetcher suggests is the matter of :mod:`bmoe.lane`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bmoe.contracts import BankFacts, ExpertKey, Fetcher, ReadBatch, Ticket
+from bmoe.contracts import BankFacts, BatchContext, ExpertKey, Fetcher, ReadBatch, Ticket
 from bmoe.errors import NativeError
+from bmoe.lane import Lane
 from bmoe.native.evalhook import Seam
 from bmoe.pages import by_stage
 from bmoe.store import Store
@@ -31,7 +32,7 @@ class StreamCounters:
     """Sums since open. ``wait_s`` is spent waiting for reads, ``manage_s`` on everything else inside the callback.
 
     ``overlapped`` counts products that were computed while reads were still out, ``ahead_bytes`` what was read for a
-    layer before it was routed; ``read_bytes`` includes them.
+    layer before it was routed; ``read_bytes`` includes them, and nothing that a prefetcher suggested.
     """
 
     read_bytes: int = 0
@@ -46,7 +47,7 @@ class StreamCounters:
 class _Flight:
     """Reads for one bank: ``tickets`` with the bytes of each that have arrived; complete up to ``stage``.
 
-    ``later`` are reads whose turn has not come, one batch per stage.
+    ``later`` are reads whose turn has not come, one batch per stage; ``guessed`` tickets are counted elsewhere.
     """
 
     bank: int
@@ -54,6 +55,7 @@ class _Flight:
     tickets: list[Ticket] = field(default_factory=list)
     arrived: list[int] = field(default_factory=list)
     later: list[ReadBatch] = field(default_factory=list)
+    guessed: list[Ticket] = field(default_factory=list)
     stage: int = -1
 
     def add(self, ticket: Ticket) -> None:
@@ -65,29 +67,38 @@ class Stream:
     """Connects the eval hook to store and fetcher. All calls come from the thread that decodes.
 
     ``weights[bank][projection]`` is the address of a projection's tensor, by which the hook finds its product; without
-    weights every routing waits for all of its reads.
+    weights every routing waits for all of its reads. ``lane`` is None without a prefetcher.
     """
 
-    def __init__(self, seam: Seam, store: Store, fetcher: Fetcher) -> None:
-        self.seam, self.store, self.fetcher = seam, store, fetcher
+    def __init__(self, seam: Seam, store: Store, fetcher: Fetcher, lane: Lane | None = None) -> None:
+        self.seam, self.store, self.fetcher, self.lane = seam, store, fetcher, lane
         self.counters = StreamCounters()
         self.weights: Sequence[Sequence[int]] = ()
         self._last_stage = [len(bank.projections) - 1 for bank in seam.banks]
         self._wide_from = [_wide_from(bank) for bank in seam.banks]
         self._wide = False
-        self._tokens = 1
+        self._batch = BatchContext("decode", (0,))
         self._flight: _Flight | None = None
         self._next: _Flight | None = None
         self._routed: tuple[int, list[ExpertKey]] | None = None
         seam.handler = self.route
         seam.advance = self.advance
+        seam.attentive = lane is not None
 
-    def begin(self, tokens: int) -> None:
-        """Before a decode of so many tokens."""
-        self._tokens = tokens
-        wide = bool(self.weights) and any(tokens >= least for least in self._wide_from)
+    def begin(self, batch: BatchContext) -> None:
+        """Before a decode of these tokens."""
+        self._batch = batch
+        wide = bool(self.weights) and any(len(batch.positions) >= least for least in self._wide_from)
         if wide != self._wide:
-            self._wide = self.seam.attentive = wide
+            self._wide = wide
+            self.seam.attentive = wide or self.lane is not None
+        if wide and self.lane is not None:
+            self.lane.clear()  # layers are read whole
+
+    def close(self) -> None:
+        """Nothing is read any more."""
+        if self.lane is not None:
+            self.lane.clear()
 
     def route(self, bank: int, keys: list[ExpertKey]) -> None:
         """One routing with an entry missing, or any of many tokens: rank, make room, read, mark valid.
@@ -104,8 +115,10 @@ class Stream:
             # before anything is staged: giving up would forget that too
             if self._next is not None and self._next.bank != bank:
                 self._give_up()
+            if self.lane is not None:
+                self.lane.yield_to(bank, keys)
             batch = self.store.stage(bank, keys)
-            flight = self._arriving(bank)
+            self._flight = flight = self._arriving(bank)
             if batch is not None:
                 flight.add(self.fetcher.submit(batch))
                 self.counters.reads += len(batch)
@@ -113,9 +126,17 @@ class Stream:
                 self._routed = (bank, keys)
                 if len(keys) >= USED * self.seam.banks[bank].n_expert:
                     self._look_ahead(bank + 1)
-            if flight.tickets or self._next is not None:
-                self._flight = flight
+            if self.lane is not None:
+                flight.guessed = self.lane.claim(keys)
+                for ticket in flight.guessed:
+                    self.fetcher.wait(ticket, -1)  # whatever is awaited is no read-ahead any more
+                self.lane.observe(bank, self._batch)
+                if not self._wide:
+                    self.lane.look(bank)
+            if flight.tickets or flight.guessed or self._next is not None:
                 self._proceed(0 if self.weights else flight.last)
+            else:
+                self._flight = None
         except BaseException:
             self._give_up()
             raise
@@ -175,10 +196,13 @@ class Stream:
         Not of the last layer: llama.cpp computes it for the tokens alone whose logits were asked for, as a rule one.
         """
         banks = self.seam.banks
-        if bank < len(banks) and banks[bank].layer < banks[-1].layer and self._tokens >= self._wide_from[bank]:
+        if bank < len(banks) and banks[bank].layer < banks[-1].layer and self._many(bank):
             batch = self.store.ahead(bank)
             if batch is not None:
                 self._next = _Flight(bank, self._last_stage[bank], later=by_stage(batch))
+
+    def _many(self, bank: int) -> bool:
+        return len(self._batch.positions) >= self._wide_from[bank]
 
     def _follow(self, stage: int, last: int) -> None:
         """The product of ``stage`` was computed: what follows into its place may be read."""
@@ -199,6 +223,8 @@ class Stream:
         waiting = time.perf_counter()
         for index, ticket in enumerate(flight.tickets):
             self._arrived(flight, index, self.fetcher.wait(ticket, stage))
+        for ticket in flight.guessed:
+            self.fetcher.wait(ticket, stage)
         if stage < flight.last and self._next is None and self._all_there(flight):
             stage = flight.last  # a few reads often arrive together: then no product needs to be isolated
         self.counters.wait_s += time.perf_counter() - waiting
@@ -215,6 +241,10 @@ class Stream:
             if not self.fetcher.ready(ticket, flight.last):
                 return False
             self._arrived(flight, index, self.fetcher.wait(ticket, flight.last))
+        for ticket in flight.guessed:
+            if not self.fetcher.ready(ticket, flight.last):
+                return False
+            self.fetcher.wait(ticket, flight.last)
         return True
 
     def _arrived(self, flight: _Flight, index: int, nbytes: int) -> None:
@@ -235,8 +265,10 @@ class Stream:
         with contextlib.ExitStack() as all_of_it:  # an interrupt in one step keeps no other from being done
             all_of_it.callback(self.store.abandon)
             for flight in flights:
-                for ticket in flight.tickets if flight is not None else ():
+                for ticket in (*flight.tickets, *flight.guessed) if flight is not None else ():
                     all_of_it.callback(self.fetcher.cancel, ticket)
+            if self.lane is not None:
+                all_of_it.callback(self.lane.clear)
 
     def _expect_all_read(self) -> None:
         """Raise NativeError if a product was computed that should have been awaited: its bytes were not there."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from bmoe.contracts import BankFacts, ProjectionFacts, ReadBatch
+from bmoe.contracts import BankFacts, BatchContext, ProjectionFacts, ReadBatch
 from bmoe.errors import NativeError, ReadError
 from bmoe.native.evalhook import PythonSeam
 from bmoe.store import StoreCounters
@@ -102,7 +102,7 @@ def begun(tokens: int, **how: object) -> tuple[PythonSeam, Script, Stream]:
     seam, script = PythonSeam(BANKS), Script(**how)  # type: ignore[arg-type]
     stream = Stream(seam, script, script)  # type: ignore[arg-type]
     stream.weights = WEIGHTS
-    stream.begin(tokens)
+    stream.begin(BatchContext("prefill", tuple(range(tokens))))
     seam.begin()
     return seam, script, stream
 

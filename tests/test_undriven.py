@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bmoe.plan import undriven
 from bmoe.profile import bundled_profiles, load_profile
+from bmoe.undriven import undriven
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,6 @@ from bmoe.profile import bundled_profiles, load_profile
     [
         ("stream.overlap=expert", "stream.overlap"),
         ("cache.heat=h.json", "cache.heat"),
-        ("prefetch.policy=x", "prefetch"),
         ("draft.drafter=x", "draft"),
         ("routing.0.plugin=x", "routing.0.plugin"),
         ("loss.budget=0.5", "loss"),

@@ -17,6 +17,7 @@
 /* Mirrored by SeamState in evalhook.py, field by field. */
 typedef struct {
     uint64_t name_offset, data_offset, ne_offset, nb_offset, src_offset; /* of struct ggml_tensor */
+    const void *node;    /* the routing that Python is entered for */
     const void *awaited; /* weight whose product is isolated, because what follows it is still being read, or NULL */
     const int32_t *bank_of_layer;                            /* [n_layer], -1 = no routed experts */
     const int32_t *second_of_bank;                           /* [n_bank] the layer's second bank, -1 = none */
@@ -130,6 +131,7 @@ EXPORT bool seam_eval(void *tensor, bool ask, void *user) {
         return true;
     }
     s->entered++;
+    s->node = tensor;
     return s->route(bank, (int32_t) count, keys, invalid);
 }
 

@@ -52,7 +52,8 @@ class Seam(ABC):
 
     ``resident`` has one byte per entry, bank after bank (``entry_base[bank] + expert``); the store writes it.
     ``handler`` and ``advance`` are set by the stream; while :attr:`attentive`, the handler is called for routings that
-    are all hits too. Without banks it isolates nothing and serves to stop a decode.
+    are all hits too. ``node`` is the address of the routing's tensor while the handler runs. Without banks it isolates
+    nothing and serves to stop a decode.
     """
 
     name = ""
@@ -72,6 +73,7 @@ class Seam(ABC):
         self.second_of_bank = [second.get(b.layer, -1) if b.bank == 0 else -1 for b in banks]
         self.failure: BaseException | None = None
         self.attentive = False
+        self.node = 0
         self._touched: list[list[ExpertKey]] = []
         self._completed = 0
 
@@ -208,7 +210,7 @@ class PythonSeam(Seam):
             if 0 <= second == self._pending:
                 return False  # the same choice, computed again for the second bank
             if not ask:
-                self._pending = second
+                self._pending, self.node = second, address
                 self._routing(tensor.at(address), bank)
             return True
         except BaseException as error:  # noqa: BLE001 - nothing may cross C
@@ -241,6 +243,7 @@ class _SeamState(ctypes.Structure):
         ("ne_offset", ctypes.c_uint64),
         ("nb_offset", ctypes.c_uint64),
         ("src_offset", ctypes.c_uint64),
+        ("node", ctypes.c_void_p),
         ("awaited", ctypes.c_void_p),
         ("bank_of_layer", ctypes.c_void_p),
         ("second_of_bank", ctypes.c_void_p),
@@ -353,6 +356,7 @@ class CSeam(Seam):
             if bank < 0:
                 self._touched = self.drain()
                 return True
+            self.node = self._state.node or 0
             self._enter(bank, keys[:count], invalid)
             self._completed += 1
             return True

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import TYPE_CHECKING
 
 from bmoe.errors import NativeError
 from bmoe.native import lib
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_DIMS, MAX_SRC, MAX_NAME = 4, 10, 64
 TYPE_F32, TYPE_I32 = 0, 26
@@ -51,6 +56,23 @@ def offset_of(field: str) -> int:
 def at(address: int) -> GgmlTensor:
     """The tensor at an address that llama.cpp gave; writes go to llama.cpp's own structure."""
     return GgmlTensor.from_address(address)
+
+
+def matrix_i32(address: int) -> NDArray[np.int32]:
+    """The 32-bit integers of a two-dimensional tensor, [ne1, ne0] whatever its strides; a view of llama.cpp's memory.
+
+    An empty array if it has no memory.
+    """
+    import numpy as np
+
+    node = at(address)
+    columns, rows = node.ne[0], node.ne[1]
+    if not node.data or not columns or not rows:
+        return np.empty((0, columns), dtype=np.int32)
+    size = (rows - 1) * node.nb[1] + (columns - 1) * node.nb[0] + 4
+    memory = (ctypes.c_char * size).from_address(node.data)
+    found: NDArray[np.int32] = np.ndarray((rows, columns), np.int32, memory, strides=(node.nb[1], node.nb[0]))
+    return found
 
 
 @functools.cache

@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from bmoe.testing.caches import CachePolicyGates
     from bmoe.testing.dense import DenseGates
     from bmoe.testing.fetch import FetchGates
+    from bmoe.testing.prefetch import PrefetchGates
     from bmoe.testing.sinks import SinkGates
 
-__all__ = ["ArchGates", "CachePolicyGates", "DenseGates", "FetchGates", "SinkGates"]
+__all__ = ["ArchGates", "CachePolicyGates", "DenseGates", "FetchGates", "PrefetchGates", "SinkGates"]
 
 _HOMES = {
     "ArchGates": "bmoe.testing.archs",
     "CachePolicyGates": "bmoe.testing.caches",
     "DenseGates": "bmoe.testing.dense",
     "FetchGates": "bmoe.testing.fetch",
+    "PrefetchGates": "bmoe.testing.prefetch",
     "SinkGates": "bmoe.testing.sinks",
 }
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bmoe.contracts import BatchContext
 from bmoe.conversation import Conversation
 from bmoe.decode import DecodeCost
 from bmoe.engine import Engine
@@ -41,9 +42,11 @@ class RecordingEngine(Engine):
         self.rows: list[str] = []
         super().__init__(plan, seam=seam)
 
-    def decode(self, context: Context, tokens: Sequence[int], cancelled: Callable[[], bool]) -> DecodeCost:
+    def decode(
+        self, context: Context, tokens: Sequence[int], batch: BatchContext, cancelled: Callable[[], bool]
+    ) -> DecodeCost:
         """Decode and hash."""
-        cost = super().decode(context, tokens, cancelled)
+        cost = super().decode(context, tokens, batch, cancelled)
         self.rows.append(hashlib.sha256(context.logits().tobytes()).hexdigest())
         return cost
 

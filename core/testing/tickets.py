@@ -27,7 +27,7 @@ class TicketGates(ABC):
 
     examples: ClassVar[int] = 40
     depth: ClassVar[int] = 8
-    ahead: ClassVar[int] = 2
+    ahead: ClassVar[int] = 12
     hands_over: ClassVar[bool] = True
     patience_s: ClassVar[float] = 20
 

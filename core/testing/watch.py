@@ -5,10 +5,11 @@ Bytes that nobody read are 0xAA here, so that an entry used without its read giv
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from bmoe.errors import ReadError
 from bmoe.native import memory
 from bmoe.pages import region_bytes
 from bmoe.plan import Plan
-from bmoe.store import ExpertStore
 
 POISON = 0xAA
 
@@ -53,6 +53,7 @@ class _Watched:
     slices: list[_Slice]
     last: int
     fails: bool
+    rows: list[Read] = field(default_factory=list)
     arrived: int = 0
     nbytes: int = 0
 
@@ -70,12 +71,13 @@ class WatchedFetcher:
     def __init__(self, inner: Fetcher, facts: ModelFacts) -> None:
         self._inner, self._facts = inner, facts
         self._slices: list[tuple[int, int, list[_Slice]]] = []
-        self._staged: Callable[[], Collection[ExpertKey] | None] = lambda: None
+        self._staged: Callable[[], Collection[ExpertKey]] = frozenset
         self._ends = [shard.nbytes for shard in facts.shards]
         self._projections = {expert_key(b.layer, 0, b.bank) >> 16: len(b.projections) for b in facts.banks}
         self._parts: Counter[ExpertKey] = Counter()
         self.read: Counter[ExpertKey] = Counter()
-        self.batches = self.nbytes = 0
+        self._out: list[_Watched] = []
+        self.batches = self.nbytes = self._most = 0
         self.fail_in = self.fail_stage = 0
 
     @property
@@ -88,12 +90,10 @@ class WatchedFetcher:
         """As the fetcher under test says."""
         return self._inner.note
 
-    def expect(
-        self, addresses: Sequence[Sequence[int]], staged: Callable[[], Collection[ExpertKey] | None] = lambda: None
-    ) -> None:
+    def expect(self, addresses: Sequence[Sequence[int]], staged: Callable[[], Collection[ExpertKey]]) -> None:
         """Learn where each bank's experts lie in memory: from then on any other read is an error.
 
-        ``staged`` says which entries a long read may stand for; None = all that it covers.
+        ``staged`` says which entries have their memory and may be read.
         """
         self._staged = staged
         for bank, places in zip(self._facts.banks, addresses, strict=True):
@@ -109,16 +109,17 @@ class WatchedFetcher:
     def submit(self, reads: ReadBatch, /, *, ahead: bool = False) -> Ticket:
         """Check, poison, pass on."""
         rows = [reads.row(index) for index in range(len(reads))]
-        long = rows[0].stage == rows[-1].stage  # a projection by itself: read ahead, all that is missing of a layer
-        found = {(row.stage, slice_.key): slice_ for row in rows for slice_ in self._covered(row, long)}
+        found = {(row.stage, slice_.key): slice_ for row in rows for slice_ in self._covered(row)}
         slices = list(found.values())
         assert [row.stage for row in rows] == sorted(row.stage for row in rows), "reads are not ordered by stage"
         self.fail_in -= 1
-        watched = _Watched(None, slices, rows[-1].stage, self.fail_in == 0)
+        watched = _Watched(None, slices, rows[-1].stage, self.fail_in == 0, rows)
         if watched.fails and self.fail_stage == 0:
             self._fail(watched)
+        self._alone(rows)
         for row in rows:
             memory.fill(row.address, POISON, row.length)
+            self._most += min(row.length, self._ends[row.shard] - row.offset)
         self.batches += 1
         for slice_ in slices:
             self._parts[slice_.key] += 1
@@ -127,6 +128,7 @@ class WatchedFetcher:
                 del self._parts[slice_.key]
         watched.inner = self._inner.submit(reads, ahead=ahead)
         watched.nbytes = watched.inner.nbytes
+        self._out = [*self._out, watched]
         return watched
 
     def wait(self, ticket: Ticket, upto: int, /) -> int:
@@ -154,8 +156,20 @@ class WatchedFetcher:
         for slice_ in ticket.slices:
             self._parts.pop(slice_.key, None)
         self._inner.cancel(ticket.inner)
+        self._out = [other for other in self._out if other is not ticket]
+        for row in ticket.rows if ticket.arrived < ticket.nbytes else ():
+            self._heal(row, ticket.slices)
 
-    def _covered(self, row: Read, long: bool) -> list[_Slice]:
+    def _alone(self, rows: Sequence[Read]) -> None:
+        """No page may be the target of two reads at a time: a drive that decrypts in place would decrypt it twice."""
+        ready, out = self._inner.ready, [(t, t.inner) for t in self._out if t.inner is not None]
+        self._out = [t for t, inner in out if not ready(inner, t.last)]
+        flying = [row for t, inner in out for row in t.rows if not ready(inner, row.stage)]
+        spans = sorted((row.address, row.address + row.length) for row in (*flying, *rows))
+        for (_, end), (begin, _) in itertools.pairwise(spans):
+            assert end <= begin, "two reads have one page for their target"
+
+    def _covered(self, row: Read) -> list[_Slice]:
         """The experts whose slices a read brings in: exactly their pages, from the first one's to the last one's."""
         staged = self._staged()
         for stage, shard, slices in self._slices:
@@ -171,14 +185,25 @@ class WatchedFetcher:
             raise AssertionError(f"no expert lies there: {row}")
         last = row.address + row.required
         inside = [s for s in slices if row.address <= s.start and s.start + s.stride <= last]
-        if staged is None and not long:  # small experts share pages, and nobody says which of them was asked for
-            inside = inside[-1:]
-        found = [s for s in inside if staged is None or s.key in staged]
+        found = [s for s in inside if s.key in staged]
         assert found, f"no expert that was asked for lies there: {row}"
-        alone = row == _reading(found[-1:], stage, shard)
-        assert alone or len(found) == found[-1].key - found[0].key + 1, f"experts nobody asked for are read: {row}"
-        assert alone or row == _reading(found, stage, shard), f"not the pages of the experts that it covers: {row}"
+        parts = [_reading([s], stage, shard) for s in found]
+        together = all(a.offset + a.length >= b.offset for a, b in itertools.pairwise(parts))
+        assert together, f"experts nobody asked for are read: {row}"
+        assert row == _reading(found, stage, shard), f"not the pages of the experts that it covers: {row}"
         return found
+
+    def _heal(self, row: Read, slices: Sequence[_Slice]) -> None:
+        """What is never read does not touch the neighbours whose pages it shares: give them their bytes back."""
+        own = [(s.start - row.address, s.start + s.stride - row.address) for s in slices]
+        own = [(first, last) for first, last in own if last > 0 and first < row.length]
+        with open(self._facts.shards[row.shard].path, "rb") as file:
+            file.seek(row.offset)
+            content = file.read(row.length)
+        edges = [0, *(at for span in sorted(own) for at in span), len(content)]
+        for first, last in zip(edges[::2], edges[1::2], strict=True):
+            if 0 <= first < last <= len(content):
+                memory.view(row.address + first, last - first)[:] = content[first:last]
 
     def _fail(self, ticket: _Watched) -> None:
         for slice_ in ticket.slices:  # a real read would not destroy what a neighbour holds
@@ -188,13 +213,8 @@ class WatchedFetcher:
 
     def bounds(self) -> tuple[int, int]:
         """The least and the most bytes that the entries read so far can have taken."""
-        least = most = 0
-        for stage, shard, slices in self._slices:
-            for slice_ in slices:
-                row = _reading([slice_], stage, shard)
-                least += self.read[slice_.key] * slice_.stride
-                most += self.read[slice_.key] * min(row.length, self._ends[shard] - row.offset)
-        return least, most
+        least = sum(self.read[s.key] * s.stride for _, _, slices in self._slices for s in slices)
+        return least, self._most
 
     def close(self) -> None:
         """Pass on."""
@@ -272,8 +292,8 @@ class Watch:
                 memory.fill(memory.round_down(address), POISON, region_bytes(bank, projection))
         store = engine.stream.store
 
-        def staged() -> set[ExpertKey] | None:
-            return {key for keys in store.staged.values() for key in keys} if isinstance(store, ExpertStore) else None
+        def staged() -> set[ExpertKey]:
+            return {key for keys in store.staged.values() for key in keys} | set(getattr(store, "guesses", ()))
 
         self.fetcher.expect(addresses, staged)
 

@@ -28,7 +28,7 @@ class QueueOptions(Options):
 
     depth: int = Field(default=8, ge=1, le=1024, description="reads in flight while a batch is waited for")
     piece_kb: int = Field(default=0, ge=0, le=1 << 20, description="KiB of the pieces of a small batch; 0 = whole")
-    ahead: int = Field(default=2, ge=0, le=1024, description="pieces of read-ahead in flight, at most")
+    ahead: int = Field(default=12, ge=0, le=1024, description="pieces of read-ahead in flight, at most")
 
 
 class Device(Protocol):
@@ -272,8 +272,10 @@ class ReadQueue:
                 self._launch(flight, limit - self._out)
 
     def _start_ahead(self) -> None:
-        """Read-ahead goes last: only when all that was demanded is with the device, and never more than a little."""
+        """Read-ahead goes last: only when all that was demanded has arrived, and never more than a little."""
         limit = self._device.capacity
+        if self._out > self._out_ahead:
+            return
         for flight in list(self._flights.values()):
             room = min(self._ahead - self._out_ahead, limit - self._out)
             if room <= 0 or (not flight.ahead and flight.next < flight.size and flight.failed is None):

@@ -247,7 +247,7 @@ def test_a_budget_with_room_for_everything_is_no_gate_for_eviction(bench: Bench)
 
 def test_a_cache_over_its_budget_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ExpertStore, "settle", lambda self: None)
-    monkeypatch.setattr(ExpertStore, "_make_room", lambda self, pages: ())
+    monkeypatch.setattr(ExpertStore, "_make_room", lambda self, pages, limit, donor=(): donor)
 
     with pytest.raises(AssertionError, match="the cache holds more than its budget"):
         whole().check(bench, Cell("layer"))

@@ -108,10 +108,13 @@ class World:
         self.banks, _ = shape.banks()
         self.seam = PythonSeam(self.banks)
         self.policy = Watched()
-        self.store = ExpertStore(self.banks, self.seam, self.policy, budget, max_mappings)
+        self.store = self.make(max_mappings)
         self.reference = Reference()
 
     # ---- driving
+
+    def make(self, max_mappings: int | None) -> ExpertStore:
+        return ExpertStore(self.banks, self.seam, self.policy, self.budget, max_mappings)
 
     def keys(self, bank: int, experts: Sequence[int]) -> list[ExpertKey]:
         return [self.seam.key_base[bank] + expert for expert in experts]
@@ -136,7 +139,7 @@ class World:
         assert all(pins == set(keys) for pins in self.policy.pins)
         assert batch is not None
         missing = [key for key in keys if key not in self.reference.resident]
-        assert len(batch) == len(missing) * len(self.banks[bank].projections)
+        self.check_reads(bank, missing, batch)
         if fails:
             # some reads arrive before one fails
             half = len(batch) // 2
@@ -158,6 +161,19 @@ class World:
         assert self.store.held_bytes <= self.budget
 
     # ---- checking
+
+    def check_reads(self, bank: int, missing: Sequence[ExpertKey], reads: ReadBatch) -> None:
+        """The pages of what is missing and no others, each once, from where they lie in the file."""
+        wanted = set()
+        for key in missing:
+            for stage, (address, offset, nbytes) in enumerate(self.spans(bank, key - self.seam.key_base[bank])):
+                pages = range(address // PAGE, (address + nbytes - 1) // PAGE + 1)
+                wanted |= {(stage, page, offset // PAGE - address // PAGE) for page in pages}
+        found = []
+        for row in map(reads.row, range(len(reads))):
+            pages = range(row.address // PAGE, (row.address + row.length) // PAGE)
+            found += [(row.stage, page, (row.offset - row.address) // PAGE) for page in pages]
+        assert sorted(found) == sorted(wanted)
 
     def spans(self, bank: int, expert: int) -> Iterator[tuple[int, int, int]]:
         """(address, file offset, bytes) of an entry's slices."""

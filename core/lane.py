@@ -1,0 +1,194 @@
+"""The read-ahead lane: what a prefetcher suggests is read while the device has nothing else to do.
+
+Guesses have a room of their own in the cache, and reads of the lower rank in the fetcher: none delays a read that is
+needed by more than the few pieces that are with the device already. A guess that fails is no failure of the decode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bmoe.contracts import BatchContext, ExpertKey, Fetcher, Prefetcher, RoutingEvent, Ticket
+from bmoe.errors import PluginError, ReadError
+from bmoe.guesses import GuessingStore
+from bmoe.native import tensor
+from bmoe.native.evalhook import Seam
+
+OFFERED = frozenset({"topk"})
+"""What a prefetcher may want to see of a routing."""
+_OUT = 16
+_MEMORY = 16
+_PROBE = 8
+"""A prefetcher that is always right may have ``_OUT`` guesses in flight, others as the square of the share of theirs
+that was used lately (the last ``_MEMORY`` or so): a wrong one costs more than a right one saves, since the device could
+have read what was needed. One that is hardly ever right is heard at every ``_PROBE``-th routing."""
+
+
+@dataclass(slots=True)
+class LaneCounters:
+    """Sums since open: bytes that guesses brought in, those of them that were used, and those given up unused.
+
+    What is neither is in memory still. ``claimed`` counts entries that a routing used, ``failed`` those whose read
+    failed.
+    """
+
+    read_bytes: int = 0
+    used_bytes: int = 0
+    wasted_bytes: int = 0
+    claimed: int = 0
+    failed: int = 0
+
+
+@dataclass(slots=True)
+class Guess:
+    """An entry that was read ahead, or is being read; ``past`` once its layer was routed and did not use it."""
+
+    bank: int
+    ticket: Ticket
+    landed: bool = False
+    past: bool = False
+
+
+class Lane:
+    """Between a prefetcher, the store's room for guesses, and the fetcher. All calls come from the decoding thread."""
+
+    def __init__(self, prefetcher: Prefetcher, store: GuessingStore, fetcher: Fetcher, seam: Seam) -> None:
+        self.counters = LaneCounters()
+        self._prefetcher, self._store, self._fetcher, self._seam = prefetcher, store, fetcher, seam
+        self._bank_of = {base >> 16: index for index, base in enumerate(seam.key_base)}
+        self._last = [len(bank.projections) - 1 for bank in seam.banks]
+        self._guesses: dict[ExpertKey, Guess] = {}
+        self._right, self._asked = 0.5, 0
+
+    def yield_to(self, bank: int, keys: Sequence[ExpertKey]) -> None:
+        """Before the reads of a routing are submitted: none of a guess's pages may be the target of one of them.
+
+        A guess that is needed is waited for, one that is not is given up. With the pages of the others it is left.
+        """
+        for key, guess in list(self._guesses.items()):
+            if guess.bank == bank and not guess.landed and self._store.meets(key, keys):
+                if key in keys:
+                    with contextlib.suppress(ReadError):  # then it is read anew
+                        self._fetcher.wait(guess.ticket, self._last[bank])
+                else:
+                    self._judge(guess, 0.0)
+                    self._fetcher.cancel(guess.ticket)
+                self._end(key, guess)
+
+    def claim(self, keys: Sequence[ExpertKey]) -> list[Ticket]:
+        """The tickets of the guesses among ``keys``, which the store has staged: from now on they are waited for."""
+        claimed = [guess for key in keys if (guess := self._guesses.pop(key, None)) is not None]
+        for guess in claimed:
+            self._judge(guess, 1.0)
+            self.counters.claimed += 1
+            self.counters.used_bytes += guess.ticket.nbytes
+            if not guess.landed:
+                self.counters.read_bytes += guess.ticket.nbytes
+        return [guess.ticket for guess in claimed]
+
+    def observe(self, bank: int, batch: BatchContext) -> None:
+        """Show the routing that is being handled to the prefetcher."""
+        facts = self._seam.banks[bank]
+        ids = tensor.matrix_i32(self._seam.node)
+        self._prefetcher.observe(RoutingEvent(facts.layer, facts.bank, batch, ids))
+
+    def look(self, bank: int) -> None:
+        """After the reads of a routing were submitted: note what has arrived, ask for guesses and begin them.
+
+        Afterwards nothing is being read for ``bank`` but what it needs: a drive that decrypts in place would put other
+        bytes, for a moment, into the pages that a guess shares with an expert that is computed.
+        """
+        for key, guess in list(self._guesses.items()):
+            if guess.bank == bank:
+                self._judge(guess, 0.0)
+                guess.past = True
+                if not guess.landed:
+                    self._fetcher.cancel(guess.ticket)
+                    self._end(key, guess)
+        self._land()
+        trusted = self._trusted()
+        for key in self._prefetcher.suggest(self._seam.banks[bank].layer) if trusted else ():
+            if not self._begin(key, bank, trusted):
+                break
+
+    def clear(self) -> None:
+        """Give up every guess; afterwards nothing of the lane is being read."""
+        guesses, self._guesses = self._guesses, {}
+        with contextlib.ExitStack() as all_of_it:  # an interrupt in one step keeps no other from being done
+            for key in list(self._store.guesses):
+                all_of_it.callback(self._store.forgo, key)
+            for guess in guesses.values():
+                all_of_it.callback(self._count, guess)
+                all_of_it.callback(self._fetcher.cancel, guess.ticket)
+
+    def _judge(self, guess: Guess, right: float) -> None:
+        """Its layer was routed: it was used, or it was not. What is used later all the same had counted already."""
+        if not guess.past:
+            self._right += (right - self._right) / _MEMORY
+
+    def _trusted(self) -> int:
+        """How many guesses may be in flight now."""
+        trusted = int(_OUT * self._right**2 + 0.5)
+        self._asked += 1
+        return trusted or int(self._asked % _PROBE == 0)
+
+    def _begin(self, key: ExpertKey, routed: int, trusted: int) -> bool:
+        """Read one entry ahead, if that is of use; False if no more can be."""
+        try:
+            if self._store.knows(key) or self._bank_of[key >> 16] == routed or self._store.meets(key, self._flying()):
+                return True
+        except (KeyError, TypeError):
+            name = type(self._prefetcher).__name__
+            raise PluginError(f"the prefetcher {name} suggests {key!r}, no entry of this model; correct it") from None
+        if len(self._flying()) >= trusted:
+            return False
+        reads = self._store.guess(key)
+        if reads is None:
+            old = next((k for k, guess in self._guesses.items() if guess.past and guess.landed), None)
+            if old is None:
+                return False
+            self.counters.wasted_bytes += self._guesses.pop(old).ticket.nbytes
+            reads = self._store.guess(key, old)
+            if reads is None:
+                return False
+        bank = self._bank_of[key >> 16]
+        self._guesses[key] = Guess(bank, self._fetcher.submit(reads, ahead=True))
+        return True
+
+    def _flying(self) -> list[ExpertKey]:
+        return [key for key, guess in self._guesses.items() if not guess.landed]
+
+    def _land(self) -> None:
+        """Note what has arrived, in the order in which it was asked for."""
+        for key, guess in list(self._guesses.items()):
+            if not guess.landed:
+                if not self._fetcher.ready(guess.ticket, self._last[guess.bank]):
+                    return
+                self._end(key, guess)
+
+    def _end(self, key: ExpertKey, guess: Guess) -> None:
+        """Nothing of a guess is being read any more: it is whole, or it is given up."""
+        whole = self._fetcher.ready(guess.ticket, self._last[guess.bank])
+        try:
+            nbytes = self._fetcher.wait(guess.ticket, -1)
+        except ReadError:
+            nbytes, whole = 0, False
+            self.counters.failed += 1
+        self.counters.read_bytes += nbytes
+        guess.landed = whole
+        if not whole:
+            self.counters.wasted_bytes += nbytes
+            del self._guesses[key]
+            self._store.forgo(key)
+
+    def _count(self, guess: Guess) -> None:
+        """A guess that is given up, landed or cancelled."""
+        if guess.landed:
+            self.counters.wasted_bytes += guess.ticket.nbytes
+            return
+        with contextlib.suppress(ReadError):
+            nbytes = self._fetcher.wait(guess.ticket, -1)
+            self.counters.read_bytes += nbytes
+            self.counters.wasted_bytes += nbytes

@@ -1,0 +1,114 @@
+"""What a run says about itself: one record per token, one of the run, one of its end.
+
+Shapes and units are part of the contract: a field that ends in ``_bytes`` counts bytes, in ``_s`` seconds, in ``_us``
+microseconds. ``None`` means *unmeasured*, never zero. What each field says is in docs/reference/telemetry.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """One generated token and the decode that it was sampled from. None = unmeasured.
+
+    Times in seconds: ``decode_s`` the whole llama_decode call; inside it ``read_wait_s`` waiting for reads and
+    ``manage_s`` staging and eviction; ``between_s`` from the end of the previous decode to the start of this one.
+    Counts are of this decode alone; for the first token that decode is the prompt's.
+    """
+
+    index: int
+    token_id: int
+    text: str
+    decode_s: float | None = None
+    read_wait_s: float | None = None
+    manage_s: float | None = None
+    between_s: float | None = None
+    lookups: int | None = None
+    hits: int | None = None
+    demand_bytes: int | None = None
+    speculative_bytes: int | None = None
+    wasted_bytes: int | None = None
+    evictions: int | None = None
+    rereads: int | None = None
+    majflt: int | None = None
+    minflt: int | None = None
+    rss_bytes: int | None = None
+    rss_anon_bytes: int | None = None
+    rss_file_bytes: int | None = None
+    rss_shmem_bytes: int | None = None
+    swap_bytes: int | None = None
+    psi_some_us: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+
+    @property
+    def compute_s(self) -> float | None:
+        """The residual: ``decode_s`` less what was measured inside it."""
+        if self.decode_s is None or self.read_wait_s is None or self.manage_s is None:
+            return None
+        return max(0.0, self.decode_s - self.read_wait_s - self.manage_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What ran: versions, machine and the full resolved profile, with the marks that limit what may be concluded."""
+
+    run_id: str
+    model: str
+    arch: str
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+    profile: Mapping[str, Any]
+    resolved: Mapping[str, Any]
+    traced: bool = False
+    sampled: bool = False
+    lossy: bool = False
+    speculative: bool = False
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The end of a run. Rates, hits and bytes per token are of decode; the prompt's are named ``prefill``.
+
+    ``tok_s`` is decoded tokens over ``decode_s``, the sum of their decode calls. ``prompt_tokens`` were decoded: fewer
+    than given if it was cancelled before. ``stop`` is why it ended: ``length``, ``context`` (no room for more),
+    ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``; ``slot_bytes`` is reserved for
+    shared slots when the cache is off. ``open_peak_rss_bytes`` is the process's peak up to the end of opening,
+    ``peak_rss_bytes`` since then; ``cache_resizes`` counts since then too.
+    """
+
+    tokens: int
+    prompt_tokens: int
+    tok_s: float | None
+    open_s: float | None
+    prefill_s: float
+    decode_s: float
+    hit_rate: float | None
+    lookups: int
+    hits: int
+    evictions: int
+    rereads: int
+    bytes_read: int
+    prefill_bytes: int
+    bytes_per_token: float | None
+    io_wait_s: float | None
+    manage_s: float | None
+    cpu_s: float | None
+    open_read_bytes: int | None
+    open_peak_rss_bytes: int | None
+    peak_rss_bytes: int | None
+    dense_bytes: int
+    slot_bytes: int
+    cache_budget_bytes: int
+    cache_held_bytes: int
+    direct_io: bool | None
+    seam: str
+    lossy: bool
+    stop: str
+    logits_sha256: str | None = None
+    cache_resizes: int = 0

@@ -180,3 +180,18 @@ def test_an_interval_holds_its_ratio_and_equal_sides_give_one():
     apart = compare([2.0, 2.2, 1.8], [1.0, 1.0, 1.0])
     assert (apart.ratio, apart.pairs) == (2.0, 3)
     assert 1.8 <= apart.low <= apart.high <= 2.2
+
+
+@pytest.mark.slow
+def test_read_ahead_gives_waits_with_and_without_a_prefetcher_and_what_it_wasted(model):
+    small = ("--quick", "--pairs", "2", "--tokens", "6", "--share", "0.5")
+    done = run("read_ahead.py", *small, "--json", "--model", model)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    (cell,) = result["cells"]
+    none, right, half, wrong = cell["rows"]
+    assert ["none", "100%", "50%", "0%"] == [row["prefetcher"] for row in cell["rows"]]
+    assert none["ahead_mib"] == 0
+    assert right["wasted_mib"] == 0
+    assert right["ahead_mib"] > wrong["ahead_mib"] > 0
+    assert half["gain"]["low"] <= half["gain"]["ratio"] <= half["gain"]["high"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, T
 
 from pydantic import BaseModel, ConfigDict
 
+from bmoe.records import Cause as Cause
 from bmoe.records import RunRecord as RunRecord
 from bmoe.records import RunSummary as RunSummary
 from bmoe.records import TokenRecord as TokenRecord

@@ -12,12 +12,27 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """Something that made a run slow: ``name`` is ``drive``, ``budget``, ``processor`` or ``memory``.
+
+    ``share`` is the part of the decodes' time that it had a part in, 0 to 1, as far as that can be told; ``seen`` and
+    ``remedy`` are words.
+    """
+
+    name: str
+    share: float
+    seen: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRecord:
     """One generated token and the decode that it was sampled from. None = unmeasured.
 
     Times in seconds: ``decode_s`` the whole llama_decode call; inside it ``read_wait_s`` waiting for reads and
     ``manage_s`` staging and eviction; ``between_s`` from the end of the previous decode to the start of this one.
-    Counts are of this decode alone; for the first token that decode is the prompt's.
+    Counts are of this decode alone; for the first token that decode is the prompt's. ``hit_rate`` is that of all
+    decodes after the prompt's so far, ``window_hit_rate`` of the last 32 of them.
     """
 
     index: int
@@ -29,6 +44,8 @@ class TokenRecord:
     between_s: float | None = None
     lookups: int | None = None
     hits: int | None = None
+    hit_rate: float | None = None
+    window_hit_rate: float | None = None
     demand_bytes: int | None = None
     speculative_bytes: int | None = None
     wasted_bytes: int | None = None
@@ -36,6 +53,7 @@ class TokenRecord:
     rereads: int | None = None
     majflt: int | None = None
     minflt: int | None = None
+    nivcsw: int | None = None
     rss_bytes: int | None = None
     rss_anon_bytes: int | None = None
     rss_file_bytes: int | None = None
@@ -79,7 +97,8 @@ class RunSummary:
     than given if it was cancelled before. ``stop`` is why it ended: ``length``, ``context`` (no room for more),
     ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``; ``slot_bytes`` is reserved for
     shared slots when the cache is off. ``open_peak_rss_bytes`` is the process's peak up to the end of opening,
-    ``peak_rss_bytes`` since then; ``cache_resizes`` counts since then too.
+    ``peak_rss_bytes`` since then; ``cache_resizes`` counts since then too. ``causes`` are what made it slow, the
+    costliest first; empty if nothing did, None if too little was seen.
     """
 
     tokens: int
@@ -112,3 +131,4 @@ class RunSummary:
     stop: str
     logits_sha256: str | None = None
     cache_resizes: int = 0
+    causes: tuple[Cause, ...] | None = None

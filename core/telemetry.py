@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bmoe.contracts import RunRecord, RunSummary, Sink, TokenRecord
+from bmoe.contracts import Cause, RunRecord, RunSummary, Sink, TokenRecord
 from bmoe.errors import PluginError
 from bmoe.log import get_logger
 from bmoe.machine import read_machine
@@ -55,6 +55,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item) for item in value]
+    if isinstance(value, Cause):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return str(value)
 
 

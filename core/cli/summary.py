@@ -13,7 +13,7 @@ _MIB = 1024 * 1024
 
 
 def print_summary(summary: RunSummary, run: RunRecord, console: Console) -> None:
-    """Print what ``summary`` measured, then every notice of ``run``; set apart on a terminal, plain elsewhere."""
+    """Print what ``summary`` measured, what made it slow, and every notice of ``run``; plain where no terminal is."""
     if console.is_terminal:
         console.print()
     for parts in (speed(summary), reads(summary), wiring(summary)):
@@ -21,6 +21,9 @@ def print_summary(summary: RunSummary, run: RunRecord, console: Console) -> None
         for part in parts:
             line.append(" · " if line else "", style="dim").append(part)
         console.print(line, soft_wrap=True)
+    for cause in summary.causes or ():
+        text = f"slow: {cause.name}, {100 * cause.share:.0f} % of the time: {cause.seen}; {cause.remedy}"
+        console.print(Text(text, style="yellow"), soft_wrap=True)
     if summary.lossy:
         mark = "lossy: the output may differ from that of the resident model"
         console.print(Text(mark, style="bold magenta"), soft_wrap=True)

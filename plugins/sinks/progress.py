@@ -162,13 +162,16 @@ def progress_line(tokens: int, recent: Sequence[TokenRecord]) -> Text:
         parts.append(Text(f"{len(recent) / seconds:.1f} tok/s", style="green"))
     lookups, hits = sum(_known([r.lookups for r in recent])), sum(_known([r.hits for r in recent]))
     if lookups > 0:
-        parts.append(Text(f"{100 * hits / lookups:.0f} % hits", style="cyan"))
+        last = recent[-1].hit_rate
+        overall = "" if last is None else f" ({100 * last:.0f} % in all)"
+        parts.append(Text(f"{100 * hits / lookups:.0f} % hits{overall}", style="cyan"))
     read = _known([r.demand_bytes for r in recent])
     if read:
         parts.append(Text(f"{sum(read) / len(read) / _MIB:.1f} MiB/token"))
-    waits = _known([r.read_wait_s for r in recent])
-    if waits and seconds > 0:
-        parts.append(Text(f"{100 * sum(waits) / seconds:.0f} % read wait", style="yellow"))
+    spent = [("read wait", [r.read_wait_s for r in recent]), ("managing", [r.manage_s for r in recent])]
+    shares = [f"{100 * sum(_known(s)) / seconds:.0f} % {what}" for what, s in spent if seconds > 0 and _known(s)]
+    if shares:
+        parts.append(Text(" + ".join(shares), style="yellow"))
     line = parts[0]
     for part in parts[1:]:
         line = line.append(" · ", style="dim").append_text(part)

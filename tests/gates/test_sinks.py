@@ -36,6 +36,16 @@ class TestProgressGates(SinkGates):
     plugin, provider = "bmoe", "progress"
 
 
+class TestCsvGates(SinkGates):
+    plugin, provider = "bmoe", "csv"
+
+
+class TestPrometheusGates(SinkGates):
+    plugin, provider = "bmoe", "prometheus"
+    options = {"path": "{folder}/bmoe.prom", "interval_s": 0}
+    replaces = True
+
+
 class TestJsonl:
     def test_one_json_object_a_line_in_order(self, tmp_path):
         path = tmp_path / "run.jsonl"
@@ -194,7 +204,7 @@ class TestProgressLine:
     def test_figures_are_of_the_recent_decodes(self):
         line = progress_line(9, [dataclasses.replace(MEASURED, index=i) for i in range(4)]).plain
 
-        assert "9 tokens · 4.0 tok/s · 75 % hits · 12.0 MiB/token · 25 % read wait" == line
+        assert "9 tokens · 4.0 tok/s · 75 % hits · 12.0 MiB/token · 25 % read wait + 12 % managing" == line
 
     def test_what_was_not_measured_is_left_out(self):
         assert "1 token" == progress_line(1, [UNMEASURED]).plain

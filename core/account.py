@@ -1,0 +1,154 @@
+"""What a generation cost: one record per token, the sums of its decodes, and at the end what made it slow."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from dataclasses import replace
+
+from bmoe.contracts import RunSummary, TokenRecord
+from bmoe.decode import DecodeCost, Step
+from bmoe.diagnosis import Signs, diagnose
+from bmoe.engine import Engine
+from bmoe.process import ProcessSample
+
+WINDOW = 32
+"""Decodes that ``window_hit_rate`` is taken over."""
+
+
+class Account:
+    """Adds up one generation. The prompt's decodes are kept apart from those of single tokens."""
+
+    def __init__(self, engine: Engine, digest: hashlib._Hash | None) -> None:
+        self._engine = engine
+        self.digest = digest
+        self.prefill = DecodeCost()
+        self.stop = "error"
+        self.tokens = 0
+        self._decode = DecodeCost()
+        self._signs = Signs()
+        self._window: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        self._delays: dict[int, float] = {}
+        self._between = 0.0
+        self._ended: float | None = None
+        engine.process.sample()
+
+    def spent(self, step: Step) -> None:
+        """The decode behind a step, if it was not the prompt's."""
+        if step.cost is not self.prefill:
+            self._decode.add(step.cost)
+
+    def resumed(self) -> None:
+        """The caller asked for more: what it did meanwhile counts as between tokens."""
+        if self._ended is not None:
+            self._between = time.perf_counter() - self._ended
+
+    def token(self, step: Step, text: str) -> TokenRecord:
+        """Count a token and describe the decode that it came from."""
+        self.spent(step)
+        cost, process = step.cost, self._engine.process.sample()
+        if cost is self.prefill:
+            self._delays = self._engine.process.delays_s()
+        else:
+            self._window.append((cost.hits or 0, cost.lookups or 0))
+            self._suffered(process)
+        record = TokenRecord(
+            index=self.tokens,
+            token_id=step.token,
+            text=text,
+            decode_s=cost.decode_s,
+            read_wait_s=cost.read_wait_s,
+            manage_s=cost.manage_s,
+            between_s=self._between if self._ended is not None else None,
+            lookups=cost.lookups,
+            hits=cost.hits,
+            hit_rate=_rate(self._decode.hits, self._decode.lookups),
+            window_hit_rate=_rate(sum(h for h, _ in self._window), sum(n for _, n in self._window)),
+            demand_bytes=cost.read_bytes,
+            speculative_bytes=cost.ahead_bytes,
+            # of a prompt's layers that are read ahead, what no token used is not told apart
+            wasted_bytes=cost.wasted_bytes if step.cost is not self.prefill else None,
+            evictions=cost.evictions,
+            rereads=cost.rereads,
+            **process._asdict(),
+        )
+        self.tokens += 1
+        self._ended = time.perf_counter()
+        return record
+
+    def summary(self) -> RunSummary:
+        """The figures so far."""
+        engine, prefill_cost, decode = self._engine, self.prefill, self._decode
+        store = engine.stream.store if engine.stream is not None else None
+        lookups, hits = decode.lookups or 0, decode.hits or 0
+        prefill_bytes, decode_bytes = (_all_bytes(cost) for cost in (prefill_cost, decode))
+        return RunSummary(
+            tokens=self.tokens,
+            prompt_tokens=prefill_cost.tokens,
+            tok_s=decode.decodes / decode.decode_s if decode.decodes else None,
+            open_s=engine.open_s,
+            prefill_s=prefill_cost.decode_s,
+            decode_s=decode.decode_s,
+            hit_rate=_rate(hits, lookups),
+            lookups=lookups,
+            hits=hits,
+            evictions=decode.evictions or 0,
+            rereads=decode.rereads or 0,
+            bytes_read=decode_bytes + prefill_bytes,
+            prefill_bytes=prefill_bytes,
+            bytes_per_token=None if decode.read_bytes is None else decode_bytes / decode.decodes,
+            io_wait_s=decode.read_wait_s,
+            manage_s=decode.manage_s,
+            cpu_s=decode.cpu_s if decode.decodes else None,
+            open_read_bytes=engine.model.report.read_bytes,
+            open_peak_rss_bytes=engine.open_peak_rss_bytes,
+            peak_rss_bytes=engine.process.peak_rss_bytes(),
+            dense_bytes=engine.facts.dense_bytes,
+            slot_bytes=store.slot_bytes if store is not None else 0,
+            cache_budget_bytes=store.budget_bytes if store is not None else 0,
+            cache_held_bytes=store.held_bytes if store is not None else 0,
+            cache_resizes=engine.cache_resizes,
+            direct_io=engine.stream.fetcher.direct if engine.stream is not None else None,
+            seam=engine.seam.name if store is not None else "none",
+            lossy=engine.plan.lossy,
+            stop=self.stop,
+            logits_sha256=self.digest.hexdigest() if self.digest is not None else None,
+            causes=diagnose(self._measured(store.budget_bytes if store is not None else 0)),
+        )
+
+    def _suffered(self, process: ProcessSample) -> None:
+        """What happened to the process since the token before."""
+        signs = self._signs
+        if process.majflt is not None:
+            signs.majflt = (signs.majflt or 0) + process.majflt
+        signs.swapped_bytes = process.swap_bytes
+
+    def _delayed(self) -> float | None:
+        """Of the thread that waited most for a processor."""
+        now, then = self._engine.process.delays_s(), self._delays
+        return max((delay - then.get(thread, 0.0) for thread, delay in now.items()), default=None)
+
+    def _measured(self, budget_bytes: int) -> Signs:
+        decode = self._decode
+        return replace(
+            self._signs,
+            tokens=decode.decodes,
+            decode_s=decode.decode_s,
+            read_wait_s=decode.read_wait_s,
+            manage_s=decode.manage_s,
+            delayed_s=self._delayed(),
+            lookups=decode.lookups or 0,
+            hits=decode.hits or 0,
+            rereads=decode.rereads or 0,
+            read_bytes=_all_bytes(decode),
+            budget_bytes=budget_bytes,
+        )
+
+
+def _all_bytes(cost: DecodeCost) -> int:
+    return (cost.read_bytes or 0) + (cost.ahead_bytes or 0)
+
+
+def _rate(hits: int | None, lookups: int | None) -> float | None:
+    return (hits or 0) / lookups if lookups else None

@@ -1,0 +1,100 @@
+"""Append one row per token to a file that any spreadsheet reads."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import Field, field_validator
+
+from bmoe import hookimpl
+from bmoe.contracts import Facts, Options, Provider, RunRecord, RunSummary, Sink, TokenRecord
+from bmoe.errors import PluginError
+from bmoe.telemetry import record_json
+
+COLUMNS = ("run_id", *(field.name for field in dataclasses.fields(TokenRecord)), "compute_s")
+
+
+class CsvOptions(Options):
+    """Options of the ``csv`` sink."""
+
+    path: str = Field(min_length=1, description="file that rows are appended to")
+
+    @field_validator("path")
+    @classmethod
+    def _whole(cls, path: str) -> str:
+        if path.startswith("~"):
+            raise ValueError("starts with ~, which only a shell expands; write the whole path")
+        return path
+
+
+class Csv:
+    """Rows of several runs in one file, told apart by ``run_id``. What was not measured is an empty cell."""
+
+    def __init__(self, options: CsvOptions) -> None:
+        self._path = Path(options.path)
+        self._run_id = ""
+        self._file: TextIO | None = None
+        self._rows: Any = None
+        self._append().close()  # what cannot be written is refused before the model is read
+
+    def open(self, run: RunRecord, /) -> None:
+        """Open the file, and write the names of the columns if it is new; raises PluginError naming the option."""
+        self._run_id, self._file = run.run_id, self._append()
+        self._rows = csv.writer(self._file, lineterminator="\n")
+        if not self._file.tell():
+            self._write(COLUMNS)
+
+    def token(self, record: TokenRecord, /) -> None:
+        """Write one row; raises PluginError naming the option."""
+        values = {**record_json(record), "run_id": self._run_id}
+        self._write(["" if values[name] is None else values[name] for name in COLUMNS])
+
+    def close(self, summary: RunSummary | None, /) -> None:
+        """Write out what is left; raises PluginError naming the option."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            file.flush()
+        except OSError as error:
+            raise self._refused(error, "make room there, or name another file") from error
+        finally:
+            with contextlib.suppress(OSError):  # what is left in the buffer was refused before
+                file.close()
+
+    def _append(self) -> TextIO:
+        try:
+            with self._path.open("a+", encoding="utf-8", newline="") as file:
+                if self._path.is_file() and file.tell():
+                    file.seek(0)
+                    if next(csv.reader(file), []) != list(COLUMNS):
+                        raise PluginError(f'options.path = "{self._path}": has other columns; name another file')
+            return self._path.open("a", encoding="utf-8", newline="")
+        except (OSError, ValueError, csv.Error) as error:
+            raise self._refused(error, "name a file in a directory that exists and can be written") from error
+
+    def _refused(self, error: Exception, remedy: str) -> PluginError:
+        return PluginError(f'options.path = "{self._path}": {getattr(error, "strerror", None) or error}; {remedy}')
+
+    def _write(self, row: Sequence[Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._rows.writerow(row)
+        except OSError as error:
+            raise self._refused(error, "make room there, or name another file") from error
+
+
+def _build(options: CsvOptions, facts: Facts) -> Csv:
+    return Csv(options)
+
+
+@hookimpl
+def bmoe_sinks() -> Sequence[Provider[Sink]]:
+    """The ``csv`` sink."""
+    return [Provider("csv", _build, CsvOptions, summary="append one row per token to a file for spreadsheets")]

@@ -23,6 +23,7 @@ COMMANDS = {
     "archs": "list the architectures whose experts can be streamed",
     "gates": "run the tests that a plugin has to pass",
     "eval": "measure quality on a file of texts, questions or problems",
+    "replay": "replay routing traces against cache policies",
     "synth": "write a model with the shape of a named one and random weights",
 }
 """Sub-commands: each is the module of its name in this package, with ``main(arguments) -> int``."""

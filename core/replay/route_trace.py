@@ -126,6 +126,11 @@ def read_trace(path: str | os.PathLike[str]) -> RouteTrace:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no text"
         raise TraceError(f"{path}: cannot be read ({reason}); name a file of {VERSION}") from error
+    return parse_trace(path, lines)
+
+
+def parse_trace(path: str | os.PathLike[str], lines: Sequence[str]) -> RouteTrace:
+    """The trace in ``lines``; ``path`` is what messages call it. Raises :class:`TraceError`."""
     return _Reader(os.fspath(path), lines).trace()
 
 

@@ -17,16 +17,24 @@ class Lru:
     def __init__(self) -> None:
         self._order: OrderedDict[ExpertKey, None] = OrderedDict()
         self._to_end = self._order.move_to_end
+        self._used: Sequence[ExpertKey] = ()
 
     def touch(self, keys: Sequence[ExpertKey], /) -> None:
         order, to_end = self._order, self._to_end
         for key in keys:
             if key in order:
                 to_end(key)
+        self._used = keys
 
     def admit(self, key: ExpertKey, cold: bool, /) -> None:
-        self._order[key] = None
-        self._to_end(key, not cold)
+        order, to_end, used = self._order, self._to_end, self._used
+        order[key] = None
+        to_end(key, not cold)
+        if not cold and key in used:
+            # It was used in its place among those of its routing, and not after those that were here already.
+            for later in used[used.index(key) + 1 :]:
+                if later in order:
+                    to_end(later)
 
     def victim(self, pinned: Collection[ExpertKey], /) -> ExpertKey | None:
         for key in self._order:

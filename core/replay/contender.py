@@ -56,7 +56,7 @@ class Contender:
         if self.name == LRU:
             return play_lru(trace, budget_bytes)
         budget = 0 if self.name == OFF else budget_bytes  # what it stands for is a cache that is off
-        policy = self._built(cache_facts(trace, budget, model or trace.facts(), seed))
+        policy = self.built(trace, budget, model, seed)
         try:
             return play(policy, trace, budget)
         except BmoeError as error:
@@ -86,8 +86,10 @@ class Contender:
         except Exception as error:  # a plugin's validator may raise anything
             raise PluginError(f"--policy {self.label}: options cannot be checked ({cause(error)})") from error
 
-    def _built(self, facts: Facts) -> CachePolicy:
+    def built(self, trace: Lookups, budget_bytes: int, model: ModelFacts | None = None, seed: int = 0) -> CachePolicy:
+        """A fresh policy. Raises :class:`PluginError` if it cannot be built, or asks for what no trace holds."""
         provider, options = self._provided()
+        facts = _facts(trace, budget_bytes, model or trace.facts(), seed)
         try:
             policy = provider.build(options, facts)
             wants: Sequence[str] = sorted(getattr(policy, "wants", ()))
@@ -101,7 +103,7 @@ class Contender:
         return policy
 
 
-def cache_facts(trace: Lookups, budget_bytes: int, model: ModelFacts, seed: int) -> Facts:
+def _facts(trace: Lookups, budget_bytes: int, model: ModelFacts, seed: int) -> Facts:
     """What a policy is told of its place: exact bytes of entries, where the engine counts whole pages."""
     largest = max(trace.entry_bytes.values())
     everything = sum(bank.n_expert for bank in model.banks)

@@ -30,8 +30,9 @@ def check_chart(path: Path, *, overwrite: bool = False) -> None:
         raise ChartError(f"--plot {path}: is a directory; name a file")
     if not path.parent.is_dir():
         raise ChartError(f"--plot {path}: the folder {path.parent} is not there; make it, or choose another place")
-    if os.path.lexists(path) and not (overwrite and path.is_file()):
-        remedy = "choose another name, or replace it with --overwrite" if path.is_file() else "choose another name"
+    plain = path.is_file() and not path.is_symlink()
+    if os.path.lexists(path) and not (overwrite and plain):
+        remedy = "choose another name, or replace it with --overwrite" if plain else "choose another name"
         raise ChartError(f"--plot {path}: is there already; {remedy}")
     _figure_module()
 

@@ -23,6 +23,7 @@ _LAYER, _EXPERT = 3, 5
 _CHUNK = 1 << 18
 _LINE = 1 << 12
 _HEADER_LINES = 1 << 16
+_MOST_BYTES = 1 << 40
 _MOST = 1 << 16  # of layers and of experts, each of which has 16 bits of an ExpertKey
 
 
@@ -151,6 +152,8 @@ class _File:
             if not sizes.get(layer):
                 where = f"{model.path} has no experts in" if model else "its header says no expert_bytes of"
                 raise TraceError(f"{self._path}: {where} layer {layer}; give --model FILE, the model that was run")
+            if sizes[layer] > _MOST_BYTES:
+                raise TraceError(f"{self._path}: says expert_bytes={sizes[layer]} of layer {layer}; correct the header")
         if model is not None and self._head.n_expert > min(bank.n_expert for bank in model.banks):
             each = min(bank.n_expert for bank in model.banks)
             raise TraceError(

@@ -54,7 +54,7 @@ class Result:
 
     @property
     def below_cycle(self) -> bool:
-        """Whether the budget is less than one token uses, so that a policy of recency cannot hit."""
+        """Whether the budget is less than one token uses, where a policy of recency has few hits, if any."""
         return self.budget_bytes < self.trace.cycle_bytes
 
 

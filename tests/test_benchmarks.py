@@ -168,6 +168,18 @@ def test_mmap_limit_runs_both_in_turn_below_a_limit_and_says_by_what(model):
     assert all(run["charged_peak_bytes"] <= 1 << 30 for runs in result["runs"].values() for run in runs)
 
 
+def test_replay_counts_the_same_on_both_paths_and_draws_the_times(tmp_path):
+    plot = tmp_path / "replay.svg"
+    done = run("replay.py", "--lookups", "20000", "--json", "--plot", str(plot))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["lookups"] >= 20000
+    assert result["read_s"] > 0
+    lru, generic, belady = (result["policies"][name] for name in ("lru", "generic", "belady"))
+    assert lru["hits"] == generic["hits"] < belady["hits"]
+    assert plot.read_text().startswith("<?xml")
+
+
 def test_an_interval_holds_its_ratio_and_equal_sides_give_one():
     sys.path.insert(0, str(BENCHMARKS))
     try:

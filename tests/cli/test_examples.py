@@ -27,8 +27,18 @@ MADE_UP = "acme_moe"
 
 ACME = """
 from bmoe import hookimpl
-from bmoe.contracts import Provider
+from bmoe.contracts import Options, Provider
+from bmoe_plugins.caches.lru import Lru
 from bmoe_plugins.sinks import jsonl
+
+
+class Window(Options):
+    window: int = 4096
+
+
+@hookimpl
+def bmoe_caches():
+    return [Provider("acme.hotset", lambda options, facts: Lru(), Window)]
 
 
 @hookimpl
@@ -51,6 +61,7 @@ def _folder(tmp_path_factory):
     write_model(folder / "model.gguf", "tiny-qwen3moe", locality=0.6)
     shutil.copy(folder / "model.gguf", folder / "tiny.gguf")
     (folder / "my.toml").write_text('[model]\npath = "model.gguf"\nctx = 512\nthreads = 1\n[cache]\nbudget_mb = 2\n')
+    shutil.copy(REFERENCE.parents[1] / "tests" / "replay" / "gptoss-excerpt.route.csv", folder / "trace.csv")
     (folder / "prompt.txt").write_text("Once upon a time")
     (folder / "heldout.jsonl").write_text(json.dumps({"text": "a river"}) + "\n")
     (folder / "problems.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")

@@ -33,7 +33,7 @@ class Drive:
 def drive_of(path: str, root: Path = Path("/")) -> Drive:
     """The drive of an existing file. ``root`` is where /proc and /sys are found. Raises OSError if there is no file."""
     device = os.stat(path).st_dev
-    kind, numbers = _mount(os.path.realpath(path), root)
+    kind, numbers = mount_of(os.path.realpath(path), root)
     shared = kind in _NETWORK
     if kind.startswith("fuse."):
         shared = kind.removeprefix("fuse.").startswith(_OVER_FUSE)
@@ -41,7 +41,7 @@ def drive_of(path: str, root: Path = Path("/")) -> Drive:
     return Drive(device, kind, shared, any(_removable(root / "sys/dev/block" / n) for n in {own, numbers} if n))
 
 
-def _mount(path: str, root: Path) -> tuple[str, str]:
+def mount_of(path: str, root: Path) -> tuple[str, str]:
     """Type and device numbers of the mount that ``path`` lies in; of mounts over one another the last counts."""
     try:
         lines = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()

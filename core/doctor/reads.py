@@ -1,0 +1,163 @@
+"""Probes that read: run in a process of their own, on a model file or on one that is made in a folder and is gone after.
+
+The file that is made has no name as soon as it is open, where the system allows that: nothing is left, whatever ends us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bmoe.contracts import CacheFacts, Facts, Fetcher, FetchFacts, ModelFacts, ReadBatch, ShardFacts
+from bmoe.doctor.apart import tell
+from bmoe.errors import NativeError
+from bmoe.native import io, memory
+
+_CHUNK = 4 << 20
+_WRITE_S = 5.0
+_LEAST = 1 << 20
+_KEPT_FREE = 64 << 20
+_SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+_LANES = (1, 2, 4, 8)
+
+
+def probe_direct(path: str, nbytes: int) -> dict[str, Any]:
+    """``direct``, and ``note`` if not: of a model file, or of one of ``nbytes`` that is made."""
+    with _data(path, nbytes) as (file, made):
+        opened = io.open_data(file, direct=True)
+        try:
+            return {"direct": opened.direct, "note": opened.note, "tried": "a new file" if made else "places of the file"}
+        finally:
+            opened.close()
+
+
+def probe_bandwidth(path: str, names: Sequence[str], quick: bool) -> None:
+    """Tell each combination of fetcher, lanes and size of reads as it is measured; then what could not be."""
+    from bmoe.plugins import load_all
+    from bmoe.registry import load_registry
+
+    providers = load_all(load_registry()).providers["fetch"]
+    seconds, budget = (0.08, 4.0) if quick else (0.12, 16.0)
+    with _data(path, (64 if quick else 256) << 20) as (file, _):
+        nbytes = os.stat(file).st_size
+        sizes = [each for each in (_SIZES[1:3] if quick else _SIZES) if each * 4 <= nbytes]
+        if not sizes:
+            raise NativeError(f"small: {nbytes} bytes are too few to measure")
+        lanes = _LANES[::3] if quick else _LANES
+        tell({"cells": len(sizes) * len(lanes) * len(names)})
+        region = memory.reserve(2 * max(lanes) * max(sizes), huge=True)
+        memory.fill(region.address, 0, region.nbytes)
+        until = time.monotonic() + budget
+        broken: set[str] = set()
+        # the fetchers in turn within every combination, so that all of them see the same load
+        for each in sizes:
+            for count in lanes:
+                for name in names:
+                    if name in broken or time.monotonic() > until:
+                        continue
+                    try:
+                        fetcher = _open(providers[name], file, nbytes, count)
+                        try:
+                            rate = _measure(fetcher, region.address, nbytes, each, count, seconds)
+                        finally:
+                            fetcher.close()
+                    except Exception as error:  # noqa: BLE001 - one that fails is told, and the others go on
+                        broken.add(name)
+                        tell({"fetcher": name, "error": f"{type(error).__name__}: {error}"})
+                        continue
+                    found = {"fetcher": name, "lanes": count, "read_bytes": each, "bytes_per_s": round(rate)}
+                    tell({**found, "direct": fetcher.direct})
+        region.close()
+
+
+def _open(provider: Any, file: str, nbytes: int, lanes: int) -> Fetcher:
+    model = ModelFacts(file, "", "", (ShardFacts(file, nbytes),), 0, 0, 0, 0, 0, 0, 0, (), ())
+    facts = Facts(model, CacheFacts(0, 0, 0), FetchFacts((file,), lanes, True, 2 * lanes))
+    own = {"depth": lanes} if "depth" in provider.options.model_fields else {}
+    fetcher: Fetcher = provider.build(provider.options(**own), facts)
+    return fetcher
+
+
+def _measure(fetcher: Fetcher, address: int, nbytes: int, size: int, lanes: int, seconds: float) -> float:
+    """Bytes a second of reads of ``size`` at random places, ``2 * lanes`` in a batch; the first batch opens the way."""
+    import numpy as np
+
+    count = 2 * lanes
+    draw = random.Random()
+    index = np.arange(count, dtype=np.int64)
+    length = np.full(count, size, dtype=np.int64)
+    room = (nbytes - size) // memory.PAGE
+    done, began = 0, 0.0
+    while not began or time.perf_counter() - began < seconds:
+        offset = np.array([draw.randint(0, room) * memory.PAGE for _ in range(count)], dtype=np.int64)
+        reads = ReadBatch(address + index * size, length, length, offset, index * 0, index * 0)
+        first = not began and size < _SIZES[-1]
+        arrived = 0 if first else size * count
+        if not began and not first:
+            began = time.perf_counter()
+        fetcher.wait(fetcher.submit(reads), 0)
+        done += arrived
+        began = began or time.perf_counter()
+    return done / (time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def _data(path: str, nbytes: int) -> Iterator[tuple[str, bool]]:
+    """The file to read, and whether it was made. Raises NativeError saying why there is none."""
+    if not os.path.isdir(path):
+        yield path, False
+        return
+    fd, name = _create(path)
+    try:
+        _write(fd, path, nbytes)
+        os.close(os.dup(fd))
+        yield name or f"/proc/self/fd/{fd}", True
+    finally:
+        os.close(fd)
+        if name:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+
+
+def _create(folder: str) -> tuple[int, str]:
+    """A file in a folder, and its name; "" if it has none any more."""
+    try:
+        fd, name = tempfile.mkstemp(prefix=".bmoe-doctor-", suffix=".tmp", dir=folder)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NativeError(f"full: {folder}: {error.strerror}") from error
+        raise NativeError(f"not writable: {folder}: {error.strerror}") from error
+    if not os.path.exists(f"/proc/self/fd/{fd}"):
+        return fd, name
+    os.unlink(name)
+    try:
+        os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY))
+    except OSError as error:  # a file system that forgets what has no name
+        os.close(fd)
+        raise NativeError(f"not writable: {folder}: a file without a name cannot be opened: {error.strerror}") from error
+    return fd, ""
+
+
+def _write(fd: int, folder: str, nbytes: int) -> None:
+    """Fill the file, never to the last of the drive nor for long; bytes that no file system makes smaller."""
+    free = os.fstatvfs(fd)
+    room = min(nbytes, (free.f_bavail * free.f_frsize - _KEPT_FREE) // 2)
+    until = time.monotonic() + _WRITE_S
+    written = 0
+    try:
+        while written < room and time.monotonic() < until:
+            written += os.write(fd, os.urandom(min(_CHUNK, room - written)))
+            os.fsync(fd)
+    except OSError as error:
+        if not written:
+            raise NativeError(f"full: {folder}: {error.strerror}") from error
+    if written < _LEAST:
+        raise NativeError(f"full: {folder}: only {max(0, free.f_bavail * free.f_frsize)} bytes are free")
+    with contextlib.suppress(AttributeError, OSError):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -58,7 +58,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"account"}),
     frozenset({"conversation"}),
     frozenset({"evaluate", "routes", "serve"}),
-    frozenset({"testing"}),
+    frozenset({"doctor", "testing"}),
     frozenset({"cli"}),
 )
 UPWARDS = {("engine", "conversation")}  # `engine.conversation()` makes one; imported inside that method
@@ -70,6 +70,7 @@ NATIVE_USERS = {
     "lane",
     "conversation",
     "decode",
+    "doctor",
     "stream",
     "store",
     "slots",

@@ -20,6 +20,7 @@ COMMANDS = {
     "profile": "check, show or list profiles",
     "plugins": "list plugins, their options and where they come from",
     "inspect": "tell what a model file is and whether it can be streamed",
+    "doctor": "tell whether bmoe runs on this machine, and what would make it better",
     "archs": "list the architectures whose experts can be streamed",
     "gates": "run the tests that a plugin has to pass",
     "eval": "measure quality on a file of texts, questions or problems",

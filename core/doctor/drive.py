@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from bmoe.doctor.apart import Answer
 from bmoe.doctor.findings import Check, Finding, Sources, note, number_of, ok, problem, size, text_of
 from bmoe.doctor.software import NO_FETCHER, usable_fetchers
-from bmoe.drives import drive_of
+from bmoe.drives import drive_of, mount_of
 from bmoe.telemetry import filesystem
 
+PLACE = "place"
 _SLOW = 200e6
 _DISK = 2 << 30
 _TRIAL = 1 << 20
@@ -72,12 +77,16 @@ def file_system(sources: Sources) -> Finding:
         remedy, shown = SD, f"{shown}, an SD card"
     elif not remedy and drive.removable:
         remedy, shown = REMOVABLE, f"{shown}, removable"
-    elif not remedy and block is not None and number_of(block / "queue/rotational") == 1:
-        # virtual disks often say that they spin, and do not
-        if not block.name.startswith(("vd", "xvd", "loop", "dm-")) and "virtual" not in block.parts:
-            remedy, shown = SPINNING, f"{shown}, a spinning disk"
+    elif not remedy and block is not None and _spins(block):
+        remedy, shown = SPINNING, f"{shown}, a spinning disk"
     values = {"kind": kind, "source": source, "network": drive.network, "removable": drive.removable, "sd_card": card}
     return note(shown, remedy, **values) if remedy else ok(shown, **values)
+
+
+def _spins(block: Path) -> bool:
+    """Whether a disk says that it spins; virtual ones often do so, and do not."""
+    virtual = block.name.startswith(("vd", "xvd", "loop", "dm-")) or "virtual" in block.parts
+    return not virtual and number_of(block / "queue/rotational") == 1
 
 
 def _kind_remedy(kind: str, path: str, sources: Sources) -> str:
@@ -98,15 +107,11 @@ def _kind_remedy(kind: str, path: str, sources: Sources) -> str:
 
 def _block(root: Path, path: str) -> Path | None:
     """The folder of the disk under /sys that a file lies on; of a partition the disk's own. None if it is not shown."""
-    from bmoe.drives import mount_of
-
     device = os.stat(path).st_dev
     for numbers in (mount_of(os.path.realpath(path), root)[1], f"{os.major(device)}:{os.minor(device)}"):
         try:
-            folder = (root / "sys/dev/block" / numbers).resolve(strict=True)
+            folder = (root / "sys/dev/block" / (numbers or "none")).resolve(strict=True)
         except OSError:
-            continue
-        if not numbers:
             continue
         for _ in range(4):  # what is mapped onto another (dm-crypt, LVM) is as that one is
             below = sorted((folder / "slaves").glob("*")) if (folder / "slaves").is_dir() else []
@@ -131,13 +136,23 @@ def free_space(sources: Sources) -> Finding:
 
 def direct(sources: Sources) -> Finding:
     """Whether reads really bypass the page cache, tried on the file or on one that is made for it."""
-    answer = sources.ask("reads:probe_direct", (sources.path, _TRIAL), 15)
+    answer = _ask(sources, "probe_direct", (sources.path, _TRIAL), 15)
     told = answer.told[-1] if answer.told and "direct" in answer.told[-1] else None
     if told is None:
         return _untold(answer.failure)
     if told["direct"]:
         return ok(f"yes: {told['tried']} read both ways give the same bytes", direct=True)
     return note(f"no: {told['note']}", BUFFERED, direct=False)
+
+
+def _ask(sources: Sources, probe: str, arguments: Sequence[Any], seconds: float) -> Answer:
+    """Ask a probe that may make a file; should it be ended where files keep their names, the file goes here."""
+    answer = sources.ask(f"reads:{probe}", arguments, seconds)
+    for each in answer.told:
+        if "temporary" in each:
+            with contextlib.suppress(OSError):
+                os.unlink(each["temporary"])
+    return answer
 
 
 def _untold(failure: str) -> Finding:
@@ -156,7 +171,7 @@ def bandwidth(sources: Sources) -> Finding:
     names, refused = usable_fetchers(sources)
     if not names:
         return note(f"no fetcher can run here: {', '.join(refused) or 'there is none'}", NO_FETCHER)
-    answer = sources.ask("reads:probe_bandwidth", (sources.path, names, sources.quick), 20 if sources.quick else 40)
+    answer = _ask(sources, "probe_bandwidth", (sources.path, names, sources.quick), 20 if sources.quick else 40)
     cells = [each for each in answer.told if "bytes_per_s" in each]
     wrong = {each["fetcher"]: each["error"] for each in answer.told if "error" in each}
     if not cells:
@@ -164,7 +179,7 @@ def bandwidth(sources: Sources) -> Finding:
         return _untold(reason)
     best = {name: max((c for c in cells if c["fetcher"] == name), key=_rate, default=None) for name in names}
     shown = "; ".join(
-        f"{name} {_rate(cell) / 1e9:.2f} GB/s ({cell['lanes']} lanes, {size(cell['read_bytes'])})"
+        f"{name} {_rate(cell) / 1e9:.2f} GB/s ({lanes(cell['lanes'])}, {size(cell['read_bytes'])})"
         for name, cell in best.items()
         if cell is not None
     )
@@ -183,15 +198,20 @@ def bandwidth(sources: Sources) -> Finding:
     return note(shown, SLOW, grid=cells) if top < _SLOW else ok(shown, grid=cells)
 
 
-def _rate(cell: dict[str, float]) -> float:
-    return cell["bytes_per_s"]
+def lanes(count: int) -> str:
+    """A number of lanes in words."""
+    return f"{count} lane" if count == 1 else f"{count} lanes"
+
+
+def _rate(cell: dict[str, Any]) -> float:
+    return float(cell["bytes_per_s"])
 
 
 _KINDS = (NETWORK, REMOVABLE, SD, SPINNING, WINDOWS, SHARED, FUSE, OVERLAY, IN_MEMORY)
 _READS = (NOT_WRITABLE, FULL, UNREADABLE, UNMEASURED)
 
 CHECKS = (
-    Check("place", "is there something to read", place, (GONE, NOT_A_MODEL, EMPTY), seconds=10, needed=True),
+    Check(PLACE, "is there something to read", place, (GONE, NOT_A_MODEL, EMPTY), seconds=10, needed=True),
     Check("file system", "what does it lie on", file_system, _KINDS, seconds=10),
     Check("disk space", "is there room for a model", free_space, (FULL,), seconds=10),
     Check("direct I/O", "do reads bypass the page cache", direct, (BUFFERED, *_READS), seconds=20),

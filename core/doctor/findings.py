@@ -43,8 +43,7 @@ class Sources:
 class Check:
     """One question. ``remedies`` are all that its finding may name; the documentation has the same.
 
-    ``seconds`` bound it. What is ``needed`` and cannot be told is a problem; otherwise it is a note. ``slow`` ones are
-    left out of a quick round.
+    ``seconds`` bound it. What is ``needed`` and cannot be told is a problem; otherwise it is a note.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Check:
     remedies: tuple[str, ...]
     seconds: float = 5.0
     needed: bool = False
-    slow: bool = False
 
 
 def ok(measured: str, **values: Any) -> Finding:
@@ -62,12 +60,12 @@ def ok(measured: str, **values: Any) -> Finding:
 
 
 def note(measured: str, remedy: str, **values: Any) -> Finding:
-    """bmoe runs, and here is what would make it better."""
+    """It runs, and here is what would make it better."""
     return Finding("note", measured, remedy, values)
 
 
 def problem(measured: str, remedy: str, **values: Any) -> Finding:
-    """bmoe cannot be used like this."""
+    """It cannot be used like this."""
     return Finding("problem", measured, remedy, values)
 
 

@@ -9,7 +9,7 @@ from bmoe.doctor.findings import Check, Finding, Sources, fields_of, note, numbe
 from bmoe.machine import control_groups, read_machine
 
 _LEAST, _LITTLE = 160 << 20, 1 << 30
-"""Bytes: below the first not even the demo runs (its peak is some 90 MiB beside Python's start), the second is tight."""
+"""Bytes: below the first not even the demo runs (its peak is some 90 MiB), the second is tight."""
 _MAPS = 65530  # the kernel's own default
 _UNLIMITED = 1 << 60  # version 1 writes "no limit" as a number of this order
 _LOCKED = 64 << 20
@@ -18,7 +18,9 @@ _CAP_IPC_LOCK = 14  # include/uapi/linux/capability.h
 FREE = "end other programs, or raise the limit that is named under control groups"
 LITTLE = "end other programs before a run; the automatic cache budget takes what is left, and a small cache reads more"
 GROUP = "raise the group's memory limit (docker --memory=, systemd MemoryMax= and MemoryHigh=) for a larger cache"
-GROUP_KILLS = "the group has ended processes for lack of memory: lower cache.budget_mb, or raise the group's memory limit"
+GROUP_KILLS = (
+    "the group has ended processes for lack of memory: lower cache.budget_mb, or raise the group's memory limit"
+)
 LOCK = 'raise it (ulimit -l, systemd LimitMEMLOCK=) if you want dense.placement = "locked"; nothing else needs it'
 MAPS = "raise it (sysctl vm.max_map_count=262144): with few mappings the cache moves pages by slower ways"
 COMMIT = "sysctl vm.overcommit_memory=0: in mode 2 every reservation counts, also of memory that is never used"

@@ -1,6 +1,6 @@
-"""Probes that read: run in a process of their own, on a model file or on one that is made in a folder and is gone after.
+"""Probes that read: in a process of their own, on a model file or on one that is made in a folder and is gone after.
 
-The file that is made has no name as soon as it is open, where the system allows that: nothing is left, whatever ends us.
+What is made has no name as soon as it is open, where the system allows that: nothing is left, whatever ends us.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ def probe_direct(path: str, nbytes: int) -> dict[str, Any]:
     with _data(path, nbytes) as (file, made):
         opened = io.open_data(file, direct=True)
         try:
-            return {"direct": opened.direct, "note": opened.note, "tried": "a new file" if made else "places of the file"}
+            return {
+                "direct": opened.direct,
+                "note": opened.note,
+                "tried": "a new file" if made else "places of the file",
+            }
         finally:
             opened.close()
 
@@ -91,19 +95,17 @@ def _measure(fetcher: Fetcher, address: int, nbytes: int, size: int, lanes: int,
     count = 2 * lanes
     draw = random.Random()
     index = np.arange(count, dtype=np.int64)
-    length = np.full(count, size, dtype=np.int64)
+    length, zeros = np.full(count, size, dtype=np.int64), np.zeros(count, dtype=np.int64)
     room = (nbytes - size) // memory.PAGE
-    done, began = 0, 0.0
-    while not began or time.perf_counter() - began < seconds:
+
+    def batch() -> int:
         offset = np.array([draw.randint(0, room) * memory.PAGE for _ in range(count)], dtype=np.int64)
-        reads = ReadBatch(address + index * size, length, length, offset, index * 0, index * 0)
-        first = not began and size < _SIZES[-1]
-        arrived = 0 if first else size * count
-        if not began and not first:
-            began = time.perf_counter()
-        fetcher.wait(fetcher.submit(reads), 0)
-        done += arrived
-        began = began or time.perf_counter()
+        return fetcher.wait(fetcher.submit(ReadBatch(address + index * size, length, length, offset, zeros, zeros)), 0)
+
+    batch()
+    done, began = 0, time.perf_counter()
+    while not done or time.perf_counter() - began < seconds:
+        done += batch()
     return done / (time.perf_counter() - began)
 
 
@@ -116,7 +118,8 @@ def _data(path: str, nbytes: int) -> Iterator[tuple[str, bool]]:
     fd, name = _create(path)
     try:
         _write(fd, path, nbytes)
-        os.close(os.dup(fd))
+        if name:
+            tell({"temporary": name})
         yield name or f"/proc/self/fd/{fd}", True
     finally:
         os.close(fd)
@@ -140,7 +143,9 @@ def _create(folder: str) -> tuple[int, str]:
         os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY))
     except OSError as error:  # a file system that forgets what has no name
         os.close(fd)
-        raise NativeError(f"not writable: {folder}: a file without a name cannot be opened: {error.strerror}") from error
+        raise NativeError(
+            f"not writable: {folder}: a file without a name cannot be opened: {error.strerror}"
+        ) from error
     return fd, ""
 
 

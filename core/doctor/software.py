@@ -15,13 +15,19 @@ _OLDEST = (3, 10)
 
 REINSTALL = "install bmoe with its dependencies again (make demo)"
 REBUILD = "install a tested llama-cpp-python, built on this machine (make demo compiles it)"
-COMPILE_SEAM = "install a C compiler and Python's headers and install bmoe again; until then the slower Python seam serves"
+COMPILE_SEAM = (
+    "install a C compiler and Python's headers and install bmoe again; until then the slower Python seam serves"
+)
 GET_COMPILER = "install a C compiler (Debian: apt install build-essential; Termux: pkg install clang) before an update"
 LINUX = "use Linux, or WSL 2 on Windows; what bmoe measures and reads is written for Linux"
-WSL = "give WSL enough memory in .wslconfig ([wsl2] memory=…), and keep models inside its own file system, not on /mnt/c"
+WSL = (
+    "give WSL enough memory in .wslconfig ([wsl2] memory=…), and keep models inside its own file system, not on /mnt/c"
+)
 ANDROID = "keep models in Termux's own folder, hold a wake lock (termux-wake-lock), and leave memory for Android"
-URING = "nothing to do: aio and pread serve; allow io_uring (kernel.io_uring_disabled=0, or the container's seccomp profile)"
-USERFAULT = "nothing to do: no plugin of bmoe needs it; vm.unprivileged_userfaultfd=1, or another sandbox, would allow it"
+URING = "nothing to do: aio and pread serve; kernel.io_uring_disabled=0, or another seccomp profile, would allow it"
+USERFAULT = (
+    "nothing to do: no plugin of bmoe needs it; vm.unprivileged_userfaultfd=1, or another sandbox, would allow it"
+)
 AIO = "nothing to do if uring or pread serve; else raise fs.aio-max-nr, or allow io_setup in the sandbox"
 NO_FETCHER = "allow one of them, or install bmoe again; without a fetcher nothing can be streamed"
 
@@ -105,7 +111,13 @@ def compiler(sources: Sources) -> Finding:
         try:
             command = [place, "--version"]
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=3, check=False
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=3,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return note(f"{place} does not run: {error}", GET_COMPILER)
@@ -196,9 +208,7 @@ def probe_fetcher(name: str) -> Any:
 CHECKS = (
     Check("packages", "are bmoe's packages there", packages, (REINSTALL,), needed=True),
     Check("system", "which kernel is it", system, (LINUX, WSL, ANDROID)),
-    Check(
-        "structures", "do llama.cpp's structures agree with bmoe's", structures, (REBUILD,), seconds=35, needed=True
-    ),
+    Check("structures", "do llama.cpp's structures agree with bmoe's", structures, (REBUILD,), seconds=35, needed=True),
     Check("seam", "is the compiled seam in use", seam, (COMPILE_SEAM,), seconds=20),
     Check("compiler", "can packages be built here", compiler, (GET_COMPILER,), seconds=12),
     Check("io_uring", "does the kernel grant io_uring", io_uring, (URING,), seconds=15),

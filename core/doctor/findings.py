@@ -29,7 +29,8 @@ class Sources:
     """What checks look at. Tests hand in recorded trees and answers.
 
     ``path`` is a model file or a folder; ``root`` is where /proc and /sys are found; ``ask`` runs a probe in a process
-    of its own; ``which`` finds a program. ``quick`` leaves out what takes long.
+    of its own; ``which`` finds a program. ``quick`` leaves out what takes long; ``known`` keeps what several
+    checks want.
     """
 
     path: str
@@ -37,6 +38,7 @@ class Sources:
     root: Path = Path("/")
     ask: Callable[[str, Sequence[Any], float], Answer] = ask
     which: Callable[[str], str | None] = shutil.which
+    known: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

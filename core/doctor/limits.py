@@ -17,6 +17,7 @@ _CAP_IPC_LOCK = 14  # include/uapi/linux/capability.h
 
 FREE = "end other programs, or raise the limit that is named under control groups"
 LITTLE = "end other programs before a run; the automatic cache budget takes what is left, and a small cache reads more"
+UNTOLD = "set cache.budget_mb to a number: without that figure there is no automatic budget"
 GROUP = "raise the group's memory limit (docker --memory=, systemd MemoryMax= and MemoryHigh=) for a larger cache"
 GROUP_KILLS = (
     "the group has ended processes for lack of memory: lower cache.budget_mb, or raise the group's memory limit"
@@ -35,7 +36,7 @@ def memory(sources: Sources) -> Finding:
     available = read_machine(sources.root).available_bytes
     total = fields_of(sources.root / "proc/meminfo").get("MemTotal")
     if available is None:
-        return note("the system does not say how much is free (/proc/meminfo)", LITTLE)
+        return note("the system does not say how much is free (/proc/meminfo)", UNTOLD)
     of = f" of {size(total << 10)}" if total else ""
     shown = f"{size(available)} free{of}"
     values = {"available_bytes": available, "memory_bytes": total << 10 if total else None}
@@ -147,7 +148,7 @@ def huge_pages(sources: Sources) -> Finding:
 
 
 CHECKS = (
-    Check("memory", "how much memory is free", memory, (FREE, LITTLE), needed=True),
+    Check("memory", "how much memory is free", memory, (FREE, LITTLE, UNTOLD), needed=True),
     Check("control groups", "do control groups limit memory", groups, (GROUP, GROUP_KILLS)),
     Check("locked memory", "how much may be locked", locked, (LOCK,)),
     Check("address space", "is the address space limited", addresses, (ADDRESSES,)),

@@ -77,7 +77,7 @@ def sharing(sources: Sources) -> Finding:
     """Whether other processes use the cores, by their time, and by two threads that meet again and again."""
     usable = read_machine(sources.root).cpus
     others = _others(sources.root, usable)
-    load = text_of(sources.root / "proc/loadavg").split()
+    load = re.match(r"\d+\.\d+", text_of(sources.root / "proc/loadavg"))
     answer = sources.ask("trials:probe_barrier", (1.0,), 8) if usable > 1 else None
     lost = answer.told[-1]["lost"] if answer and answer.told else None
     words = []

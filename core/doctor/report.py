@@ -15,9 +15,7 @@ CHECKS: tuple[Check, ...] = (*software.CHECKS, *limits.CHECKS, *drive.CHECKS, *p
 """In the order in which they are made; those of the drive follow ``place``, those of the processor come last."""
 
 LATE = "find out what hangs (a drive that is gone, a network without an answer): bmoe would hang on it too"
-FAILED = (
-    "please report it with the output of bmoe doctor --json: the check itself failed, or the system hides what it reads"
-)
+FAILED = "the check itself failed, or the system hides what it reads: please report it, with what --json prints"
 FIRST = "see to the line about the place first"
 GENERAL = (LATE, FAILED, FIRST)
 """Remedies that any check may name."""

@@ -15,6 +15,7 @@ _OLDEST = (3, 10)
 
 REINSTALL = "install bmoe with its dependencies again (make demo)"
 REBUILD = "install a tested llama-cpp-python, built on this machine (make demo compiles it)"
+PROC = "mount /proc (mount -t proc proc /proc): it tells where llama.cpp's libraries were loaded"
 COMPILE_SEAM = (
     "install a C compiler and Python's headers and install bmoe again; until then the slower Python seam serves"
 )
@@ -69,7 +70,7 @@ def structures(sources: Sources) -> Finding:
     """llama.cpp loads, and its structures are those that bmoe writes into."""
     answer = sources.ask("software:probe_structures", (), 30)
     if answer.failure:
-        return problem(answer.failure, REBUILD)
+        return problem(answer.failure, PROC if "/proc/self/maps" in answer.failure else REBUILD)
     return ok(f"struct ggml_tensor agrees with llama-cpp-python {answer.told[-1]}", version=answer.told[-1])
 
 
@@ -185,6 +186,9 @@ def usable_fetchers(sources: Sources) -> tuple[list[str], dict[str, str]]:
     from bmoe.plugins import load_all
     from bmoe.registry import load_registry
 
+    if "fetchers" in sources.known:
+        found: tuple[list[str], dict[str, str]] = sources.known["fetchers"]
+        return found
     usable: list[str] = []
     refused: dict[str, str] = {}
     for name in load_all(load_registry()).providers["fetch"]:
@@ -194,6 +198,7 @@ def usable_fetchers(sources: Sources) -> tuple[list[str], dict[str, str]]:
             refused[name] = why
         else:
             usable.append(name)
+    sources.known["fetchers"] = usable, refused
     return usable, refused
 
 
@@ -208,7 +213,14 @@ def probe_fetcher(name: str) -> Any:
 CHECKS = (
     Check("packages", "are bmoe's packages there", packages, (REINSTALL,), needed=True),
     Check("system", "which kernel is it", system, (LINUX, WSL, ANDROID)),
-    Check("structures", "do llama.cpp's structures agree with bmoe's", structures, (REBUILD,), seconds=35, needed=True),
+    Check(
+        "structures",
+        "do llama.cpp's structures agree with bmoe's",
+        structures,
+        (REBUILD, PROC),
+        seconds=35,
+        needed=True,
+    ),
     Check("seam", "is the compiled seam in use", seam, (COMPILE_SEAM,), seconds=20),
     Check("compiler", "can packages be built here", compiler, (GET_COMPILER,), seconds=12),
     Check("io_uring", "does the kernel grant io_uring", io_uring, (URING,), seconds=15),

@@ -6,10 +6,11 @@ import os
 
 import pytest
 
-from bmoe.doctor import drive, limits, processor, software
+from bmoe.doctor import drive, limits, processor, software, trials
 from bmoe.doctor.apart import Answer
 from bmoe.doctor.findings import Sources
 from bmoe.doctor.report import CHECKS, FAILED, look
+from bmoe.errors import NativeError
 from tests.doctor import trees
 
 BY_NAME = {check.name: check for check in CHECKS}
@@ -202,3 +203,29 @@ def test_what_a_quick_round_leaves_out_it_says(find, name):
     found = find(trees.DESKTOP, name, quick=True)
 
     assert ("note", "skipped with --quick", processor.UNMEASURED) == (found.verdict, found.measured, found.remedy)
+
+
+def test_the_rate_of_a_stretch_is_work_by_processor_time_over_all_threads():
+    """Half as fast at the end; of the second thread's time another process took the half, which is not counted."""
+    first = [(second / 10, 0.01) for second in range(50)] + [(5 + second / 5, 0.02) for second in range(25)]
+    second = [(second / 5, 0.01) for second in range(25)] + [(5 + second / 2.5, 0.02) for second in range(12)]
+
+    assert 100 == trials._rate([first, second], 0, 5)
+    assert 50 == trials._rate([first, second], 5, 10)
+    with pytest.raises(NativeError, match="did nothing"):
+        trials._rate([first, second], 11, 12)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_two_that_share_one_core_lose_most_of_their_time_to_each_other():
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("cannot be tied to one core here")
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        found = trials.probe_barrier(0.4)
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+    assert found["lost"] > 0.5
+    assert found["turns"] > 0

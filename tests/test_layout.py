@@ -59,6 +59,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"conversation"}),
     frozenset({"evaluate", "routes", "serve"}),
     frozenset({"doctor", "testing"}),
+    frozenset({"bench"}),
+    frozenset({"testing"}),
     frozenset({"cli"}),
 )
 UPWARDS = {("engine", "conversation")}  # `engine.conversation()` makes one; imported inside that method

@@ -23,6 +23,7 @@ COMMANDS = {
     "doctor": "tell whether bmoe runs on this machine, and what would make it better",
     "archs": "list the architectures whose experts can be streamed",
     "gates": "run the tests that a plugin has to pass",
+    "bench": "compare the speed of settings, with an interval and a verdict only where there is one",
     "eval": "measure quality on a file of texts, questions or problems",
     "replay": "replay routing traces against cache policies",
     "synth": "write a model with the shape of a named one and random weights",

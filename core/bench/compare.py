@@ -44,16 +44,15 @@ def compare(
     if len(baseline) != len(side) or not baseline:
         raise ValueError(f"{len(baseline)} and {len(side)} values make no pairs")
     logs = [math.log(first / second) for first, second in zip(baseline, side, strict=True)]
-    errors = FALSE_VERDICTS / comparisons
+    middle, level = statistics.fmean(logs), 1 - FALSE_VERDICTS / comparisons
     low, high, needed, verdict = None, None, pairs_needed(comparisons), None
     if len(logs) >= needed:
-        level = widened(len(logs), 1 - errors)
         found = interval(logs, [1.0] * len(logs), seed=seed, resamples=resamples, level=level)
         assert found is not None
-        low, high = math.exp(found[0]), math.exp(found[1])
+        factor = widening(len(logs), level)
+        low, high = (math.exp(middle + factor * (end - middle)) for end in found)
         verdict = "faster" if low > 1 else "slower" if high < 1 else None
-    ratio = math.exp(statistics.fmean(logs))
-    return Comparison(ratio, low, high, 1 - errors, len(logs), needed, verdict)
+    return Comparison(math.exp(middle), low, high, level, len(logs), needed, verdict)
 
 
 def pairs_needed(comparisons: int = 1) -> int:
@@ -65,15 +64,16 @@ def pairs_needed(comparisons: int = 1) -> int:
     return 1 + math.ceil(-math.log2(FALSE_VERDICTS / comparisons))
 
 
-def widened(n: int, level: float) -> float:
-    """The level of a percentile interval over ``n`` values that keeps what ``level`` promises.
+def widening(n: int, level: float) -> float:
+    """By how much a percentile interval over ``n`` values is widened about its middle to keep what ``level`` promises.
 
-    The plain one is too narrow for few values: it lacks the factor of ``n - 1`` and the tails of Student's t. Source:
-    Hesterberg, What Teachers Should Know About the Bootstrap (2015), the expanded percentile interval.
+    Resampled means of few values vary too little, and their tails lack those of Student's t: by the square root of
+    ``n / (n - 1)``, and by the quantile of t over that of the normal distribution. Source: Hesterberg, What Teachers
+    Should Know About the Bootstrap (2015), which has the two factors; there they change the level, and then a level
+    that is shared by several comparisons asks for tails that so few values do not have.
     """
-    if n < 2:
-        return level
-    return 1 - 2 * _NORMAL.cdf(-math.sqrt(n / (n - 1)) * student_t((1 + level) / 2, n - 1))
+    p = (1 + level) / 2
+    return math.sqrt(n / (n - 1)) * student_t(p, n - 1) / _NORMAL.inv_cdf(p)
 
 
 def student_t(p: float, degrees: int) -> float:

@@ -77,7 +77,7 @@ class Result:
                 yield f"{side.label}: the cache was still filling when measuring began; raise --warmup"
         needed = pairs_needed(max(1, len(self.sides) - 1))
         if len(self.sides) > 1 and self.settings.rounds < needed:
-            yield f"{self.settings.rounds} rounds cannot show a difference; a verdict needs {needed} (--rounds)"
+            yield f"--rounds {self.settings.rounds} cannot show a difference; a verdict needs {needed} rounds"
 
     def _same_work(self) -> Iterator[str]:
         """Whether the sides decoded the same tokens, and came to the same logits."""
@@ -95,12 +95,20 @@ class Result:
             texts = any(list(mine.choices) != list(other.choices) for mine, other in pairs)
             how = "chooses other tokens" if texts else "has other logits"
             against = self.sides[other_side].label
-            if index == other_side:
+            if self._model(index) != self._model(other_side):
+                yield f"{side.label}: runs another model than {against}"
+            elif index == other_side:
                 yield f"{side.label}: {how} from one trial to the next, which a lossless run never does"
             elif self._lossy(index) or self._lossy(other_side):
                 yield f"{side.label}: {how} than {against}, as one is lossy; bmoe eval measures what that costs"
             else:
-                yield f"{side.label}: {how} than {against}, although neither is lossy: another model, or a defect"
+                yield (
+                    f"{side.label}: {how} than {against}, although neither is lossy: a setting that changes the "
+                    "arithmetic (model.kv_type, model.ubatch, a repacking), or a defect"
+                )
+
+    def _model(self, side: int) -> object:
+        return next((trial.run.get("model") for trial in self.of(side)), None)
 
     def _lossy(self, side: int) -> bool:
         return any(trial.run.get("lossy") for trial in self.of(side))

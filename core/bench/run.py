@@ -15,7 +15,9 @@ from bmoe.bench.schedule import Turn, schedule
 from bmoe.bench.sides import Side
 from bmoe.bench.trial import Trial
 
-_SERIES = tuple(Trial.__dataclass_fields__)
+_FIELDS = tuple(Trial.__dataclass_fields__)
+_HERE = {"round", "side", "prompt", "entry", "prompt_tokens"}
+_MEASURED = set(_FIELDS) - _HERE
 
 
 class Bench:
@@ -89,8 +91,11 @@ class Bench:
                 found = child.measured()
             finally:
                 self._child = None
+        missing = sorted({"prompt_ids", "n_vocab", *_MEASURED} - found.keys())
+        if missing:
+            raise SideFailed("protocol", f"the answer of the process lacks {', '.join(missing)}")
         found |= {"round": turn.round, "side": turn.side, "prompt": turn.prompt, "entry": entry}
         found["prompt_tokens"] = len(found["prompt_ids"])
         given = {name: found[name] for name in ("prompt_ids", "n_vocab", "tokens")}
         self._given.setdefault(turn.prompt, given)
-        return Trial(**{name: found[name] for name in _SERIES})
+        return Trial(**{name: found[name] for name in _FIELDS})

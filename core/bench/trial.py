@@ -14,8 +14,8 @@ class Trial:
     """What one process measured; every series has one value a measured token, None where it is unmeasured.
 
     ``warmup_s`` are the decode calls that came before and count for nothing. ``bytes`` were read from the drive,
-    guesses included. ``given`` tells that the tokens were those of an earlier trial; ``tokens`` are those that were decoded,
-    ``choices`` what this side would have continued with. ``logits_sha256`` is of the last row.
+    guesses included. ``given`` tells that the tokens were those of an earlier trial; ``tokens`` are those that were
+    decoded, ``choices`` what this side would have continued with. ``logits_sha256`` is of the last row.
     """
 
     round: int

@@ -16,10 +16,10 @@ from bmoe.cli.files import refuse_unwritable, replace_file
 from bmoe.cli.folders import fetch_memory
 from bmoe.cli.interrupt import Interrupt
 from bmoe.cli.output import complain, emit, emit_json, emit_table
+from bmoe.errors import BmoeError
 
 if TYPE_CHECKING:
     from bmoe.bench.result import Result
-    from bmoe.bench.run import Bench
     from bmoe.bench.schedule import Turn
 
 EXAMPLE = "bmoe bench --profile demo --vary cache.budget_mb=3,9 --rounds 6 -n 16 --set model.threads=1"
@@ -41,13 +41,24 @@ def main(arguments: Sequence[str]) -> int:
         parsed.rounds, parsed.tokens, parsed.warmup, parsed.cooldown, parsed.seed, silence_s=parsed.timeout
     )
     bench = Bench(sides, settings, remember=fetch_memory())
+    files = _Files(bench.result, parsed)
     try:
         with Interrupt(bench.cancel) as interrupt, _progress(bench.result) as (before, after):
-            bench.run(before, _keeping(bench, parsed.out, after))
+
+            def done(turn: Turn) -> None:
+                _say_failure(bench.result, turn.side)
+                files.keep()
+                after(turn)
+
+            bench.run(before, done)
     finally:
-        _write_files(bench.result, parsed)
-    _print(bench.result, parsed)
-    return interrupt.exit_code or (1 if bench.result.failures else 0)
+        files.keep()
+        files.report()
+    try:
+        _print(bench.result, parsed)
+    finally:
+        files.plot()
+    return interrupt.exit_code or (1 if bench.result.failures or files.failed else 0)
 
 
 def _parser() -> Parser:
@@ -114,34 +125,46 @@ def _kind(path: str) -> str:
     return Path(path).suffix.lower().lstrip(".")
 
 
-def _keeping(bench: Bench, out: str | None, after: Callable[[Turn], None]) -> Callable[[Turn], None]:
-    """``after``, with the failure of a side said at once and the result so far kept in ``out``."""
-
-    def kept(turn: Turn) -> None:
-        failure = bench.result.failures.get(turn.side)
-        if failure is not None:
-            complain(f"side {bench.result.sides[turn.side].label}: {failure.reason}")
-        if out is not None:
-            replace_file("--out", out, json.dumps(bench.result.as_dict()).encode())
-        after(turn)
-
-    return kept
+def _say_failure(result: Result, side: int) -> None:
+    failure = result.failures.get(side)
+    if failure is not None:
+        complain(f"side {result.sides[side].label}: {failure.reason}")
 
 
-def _write_files(result: Result, parsed: argparse.Namespace) -> None:
-    """The files that were asked for, also of a bench that was interrupted; none if nothing was measured."""
-    if parsed.out is not None:
-        replace_file("--out", parsed.out, json.dumps(result.as_dict()).encode())
-    if not result.trials:
-        return
-    if parsed.report is not None:
+class _Files:
+    """The files that were asked for. One that cannot be written is said, and costs neither the bench nor the others."""
+
+    def __init__(self, result: Result, parsed: argparse.Namespace) -> None:
+        self._result, self._parsed = result, parsed
+        self.failed: set[str] = set()
+
+    def keep(self) -> None:
+        """The JSON so far."""
+        self._write("out", lambda: json.dumps(self._result.as_dict()).encode())
+
+    def report(self) -> None:
+        """The report, if anything was measured."""
         from bmoe.bench.anonymous import anonymous
 
-        replace_file("--report", parsed.report, json.dumps(anonymous(result), indent=1).encode())
-    if parsed.plot is not None:
+        if self._result.trials:
+            self._write("report", lambda: json.dumps(anonymous(self._result), indent=1).encode())
+
+    def plot(self) -> None:
+        """The image, if anything was measured."""
         from bmoe.bench.plot import draw
 
-        replace_file("--plot", parsed.plot, draw(result, _kind(parsed.plot)))
+        if self._result.trials:
+            self._write("plot", lambda: draw(self._result, _kind(self._parsed.plot)))
+
+    def _write(self, name: str, content: Callable[[], bytes]) -> None:
+        path = getattr(self._parsed, name)
+        if path is None or name in self.failed:
+            return
+        try:
+            replace_file(f"--{name}", path, content())
+        except BmoeError as error:
+            complain(str(error))
+            self.failed.add(name)
 
 
 @contextlib.contextmanager

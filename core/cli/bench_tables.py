@@ -81,7 +81,7 @@ def _sentence(compared: Comparison, base: str) -> str:
         times = compared.ratio if compared.verdict == "faster" else 1 / compared.ratio
         return f"{compared.verdict} than {base}, {times:.2f} times ({_interval(compared)})"
     if compared.pairs < compared.pairs_needed:
-        return f"no verdict, as {compared.pairs} of at least {compared.pairs_needed} pairs were measured"
+        return f"no verdict: that needs {compared.pairs_needed} pairs, and there are {compared.pairs}"
     return f"no verdict: a difference from {base} is not shown ({_interval(compared)})"
 
 

@@ -57,8 +57,8 @@ def anonymous(result: Result) -> dict[str, Any]:
         "complete": whole["complete"],
         "prompts": {"version": prompts.VERSION, "count": len(prompts.PROMPTS)},
         "settings": known.numbers(whole["settings"]),
-        "machine": _machine(runs[0]["machine"]) if runs else None,
-        "versions": _versions(runs[0]["versions"]) if runs else None,
+        "machine": _machine(runs[0].get("machine", {})) if runs else None,
+        "versions": _versions(runs[0].get("versions", {})) if runs else None,
         "sides": [_side(chr(ord("A") + index), side, known) for index, side in enumerate(whole["sides"])],
         "trials": [_trial(trial) for trial in whole["trials"]],
     }
@@ -67,12 +67,12 @@ def anonymous(result: Result) -> dict[str, Any]:
 def _side(name: str, side: Mapping[str, Any], known: Vocabulary) -> dict[str, Any]:
     run = side["run"] or {}
     failure = side["failure"]
-    resolved = run.get("resolved", {})
+    profile, resolved = run.get("profile", {}), run.get("resolved", {})
     return {
         "side": name,
         "varied": [known.override(text) for text in side["varied"]],
         "model": _model(run, known) if run else None,
-        "profile": known.plain({key: run["profile"][key] for key in _PROFILE}) if run else None,
+        "profile": known.plain({key: profile[key] for key in _PROFILE if key in profile}) if run else None,
         "resolved": known.plain({key: resolved[key] for key in RESOLVED if key in resolved}),
         "figures": side["figures"],
         "against_baseline": side["against_baseline"],
@@ -84,8 +84,8 @@ def _model(run: Mapping[str, Any], known: Vocabulary) -> dict[str, Any]:
     bundled = {str(path): name for name, path in bundled_models().items()}
     shape = run.get("shape", {})
     return {
-        "arch": known.text(run["arch"]),
-        "bundled": bundled.get(run["model"]),
+        "arch": known.text(str(run.get("arch"))),
+        "bundled": bundled.get(str(run.get("model"))),
         **{key: shape[key] for key in _SHAPE if isinstance(shape.get(key), int)},
     }
 

@@ -42,6 +42,8 @@ class Child:
             start_new_session=True,
         )
 
+        self.pid = self._process.pid
+
     def __enter__(self) -> Child:
         return self
 

@@ -24,6 +24,7 @@ from bmoe.native import capture, interrupts, mapping, repack, tensor
 from bmoe.native.evalhook import Seam, make_seam
 from bmoe.native.memory import PAGE
 from bmoe.native.model import Context, ContextOptions, Model
+from bmoe.native.nodetimer import NodeTimer
 from bmoe.plan import Plan
 from bmoe.pressure import PressureWatch
 from bmoe.problems import toml_value
@@ -34,6 +35,7 @@ from bmoe.slots import SharedSlots
 from bmoe.store import ExpertStore, Store
 from bmoe.stream import Stream
 from bmoe.telemetry import FanOut, describe_run
+from bmoe.trace.recording import Tracing
 
 if TYPE_CHECKING:
     from bmoe.conversation import Conversation
@@ -88,11 +90,14 @@ class Engine:
 
     def _open(self, stack: contextlib.ExitStack, seam: str, cancelled: Callable[[], bool]) -> None:
         plan = self.plan
+        self.tracing = Tracing(plan)
+        stack.callback(self.tracing.close)
         tensor.self_check()
         self.hot: HotPath = bind(plan)
         stack.callback(self.hot.dense.close)
         stack.callback(self.hot.fetcher.close)
-        self.seam: Seam = make_seam(seam, plan.facts.banks if plan.streaming else ())
+        self.hot = replace(self.hot, fetcher=self.tracing.wrap(self.hot.fetcher))
+        self.seam: Seam = self._make_seam(seam)
         self.repacked = self._find_repacked(cancelled)
         self.model = Model(
             plan.facts,
@@ -112,6 +117,7 @@ class Engine:
             stack.callback(store.close)
             self.stream = Stream(self.seam, store, self.hot.fetcher, self._make_lane(store))
             stack.callback(self.stream.close)
+            self.tracing.attach(self.stream)
             self.placement = self._bind_tensors(store)
             self.model.count_reads()
         self.process = ProcessCounters()
@@ -175,7 +181,7 @@ class Engine:
             took, cpu = time.perf_counter() - began, time.process_time() - cpu
             if stream is not None:
                 try:
-                    stream.settle()
+                    stream.settle(complete=code == 0)
                 except BaseException as error:  # noqa: BLE001 - raised below, unless an earlier failure is stashed
                     self.seam.fail(error)
             stopped = self.seam.stopped
@@ -274,6 +280,10 @@ class Engine:
             for conversation in list(self._conversations):
                 conversation.close()
             self._closing.close()
+
+    def _make_seam(self, kind: str) -> Seam:
+        banks, trace = self.plan.facts.banks if self.plan.streaming else (), self.plan.profile.trace
+        return NodeTimer(banks) if trace.compute and trace.detail == "node" else make_seam(kind, banks)
 
     def _make_store(self) -> Store:
         plan, banks = self.plan, self.plan.facts.banks

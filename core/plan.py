@@ -292,6 +292,11 @@ class _Planner(Chooser):
                 " = true cannot be streamed: repacked weights are other bytes; set stream.enabled = false",
                 "stream.enabled",
             )
+        if not self.profile.stream.enabled:
+            for kind in ("route", "io", "compute"):
+                if getattr(self.profile.trace, kind) is not None:
+                    rest = " needs a streamed model; set stream.enabled = true or leave it out"
+                    self.problem(f"trace.{kind}", rest, "stream.enabled")
         if model.kv_type == "q8_0" and model.flash_attention is False:
             self.problem("model.kv_type", ' = "q8_0" needs flash attention; set model.flash_attention = "auto"')
 

@@ -145,6 +145,9 @@ class TraceSection(Section):
     route: FilePath | None = Field(default=None, description="file for the routing of every token")
     io: FilePath | None = Field(default=None, description="file for every read")
     compute: FilePath | None = Field(default=None, description="file for compute times")
+    detail: Annotated[Literal["layer", "node"], choice("layer", "node")] = Field(
+        default="layer", description="what compute times are taken of"
+    )
 
 
 class ChatSection(Section):

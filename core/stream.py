@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from bmoe.contracts import BankFacts, BatchContext, ExpertKey, Fetcher, ReadBatch, Ticket
 from bmoe.errors import NativeError
@@ -63,6 +64,25 @@ class _Flight:
         self.arrived.append(0)
 
 
+class Watcher(Protocol):
+    """Sees what a stream does and changes nothing, such as a trace; called on the thread that decodes.
+
+    While there is one, every routing is handled in Python, hit or not. What it raises fails the decode.
+    """
+
+    def begin(self, batch: BatchContext, /) -> None:
+        """A decode of these tokens begins."""
+
+    def routing(self, bank: int, keys: Sequence[ExpertKey], /) -> None:
+        """A layer was routed, and nothing of it is ranked, read or evicted yet; the seam's node is its routing."""
+
+    def handled(self, bank: int, /) -> None:
+        """What had to be awaited for it has arrived; it is computed next."""
+
+    def end(self, complete: bool, /) -> None:
+        """The decode ended; if it is not complete, nothing of it is in the KV."""
+
+
 class Stream:
     """Connects the eval hook to store and fetcher. All calls come from the thread that decodes.
 
@@ -81,9 +101,15 @@ class Stream:
         self._flight: _Flight | None = None
         self._next: _Flight | None = None
         self._routed: tuple[int, list[ExpertKey]] | None = None
+        self._watchers: tuple[Watcher, ...] = ()
         seam.handler = self.route
         seam.advance = self.advance
         seam.attentive = lane is not None
+
+    def watch(self, watcher: Watcher) -> None:
+        """Show everything from now on to ``watcher`` too; not while a decode runs."""
+        self._watchers = (*self._watchers, watcher)
+        self.seam.attentive = True
 
     def begin(self, batch: BatchContext) -> None:
         """Before a decode of these tokens."""
@@ -91,9 +117,11 @@ class Stream:
         wide = bool(self.weights) and any(len(batch.positions) >= least for least in self._wide_from)
         if wide != self._wide:
             self._wide = wide
-            self.seam.attentive = wide or self.lane is not None
+            self.seam.attentive = wide or self.lane is not None or bool(self._watchers)
         if wide and self.lane is not None:
             self.lane.clear()  # layers are read whole
+        for watcher in self._watchers:
+            watcher.begin(batch)
 
     def close(self) -> None:
         """Nothing is read any more."""
@@ -105,6 +133,8 @@ class Stream:
 
         Raises what the fetcher raises.
         """
+        for watcher in self._watchers:
+            watcher.routing(bank, keys)
         began, waited = time.perf_counter(), self.counters.wait_s
         try:
             self._expect_all_read()
@@ -141,6 +171,8 @@ class Stream:
             self._give_up()
             raise
         self.counters.manage_s += time.perf_counter() - began - (self.counters.wait_s - waited)
+        for watcher in self._watchers:
+            watcher.handled(bank)
 
     def advance(self) -> None:
         """A projection's product was computed: wait for the reads of the next one. Raises what the fetcher raises."""
@@ -167,8 +199,11 @@ class Stream:
         for keys in self.seam.drain():
             touched(keys)
 
-    def settle(self) -> None:
-        """After a decode, failed or not: every touch is accounted and the store is within its budget."""
+    def settle(self, complete: bool = True) -> None:
+        """After a decode, failed or not: every touch is accounted and the store is within its budget.
+
+        ``complete`` is False if it failed for a reason that the seam does not know.
+        """
         began = time.perf_counter()
         if self.seam.stopped or self._next is not None:  # nobody will use what is still out
             self._give_up()
@@ -181,6 +216,8 @@ class Stream:
             self._retire()
             self.store.settle()
             self.counters.manage_s += time.perf_counter() - began
+            for watcher in self._watchers:
+                watcher.end(complete and not self.seam.stopped)
 
     def _arriving(self, bank: int) -> _Flight:
         """The reads that began before this bank was routed, or none."""

@@ -74,7 +74,7 @@ def describe_run(plan: Plan, *, notices: Sequence[str] = (), resolved: Mapping[s
         machine=machine_facts(plan.facts.path),
         profile=profile.model_dump(mode="json"),
         resolved={**plan.resolved(), **(resolved or {})},
-        traced=any(value is not None for value in profile.trace.model_dump().values()),
+        traced=any((profile.trace.route, profile.trace.io, profile.trace.compute)),
         sampled=profile.sampling.temp > 0,
         lossy=plan.lossy,
         speculative=plan.draft is not None,

@@ -31,7 +31,7 @@ def demands(profile: Profile) -> Iterator[tuple[str, object, str]]:
             yield section, table.model_dump(), f"leave [{section}] out"
     for index, knob in enumerate(profile.routing):
         yield f"routing.{index}.plugin", knob.plugin, "leave [[routing]] out"
-    for section in ("trace", "chat", "serve"):
+    for section in ("chat", "serve"):
         table = getattr(profile, section)
         for key, info in type(table).model_fields.items():
             if getattr(table, key) != info.default:

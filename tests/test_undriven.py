@@ -16,9 +16,6 @@ from bmoe.undriven import undriven
         ("draft.drafter=x", "draft"),
         ("routing.0.plugin=x", "routing.0.plugin"),
         ("loss.budget=0.5", "loss"),
-        ("trace.route=x", "trace.route"),
-        ("trace.io=x", "trace.io"),
-        ("trace.compute=x", "trace.compute"),
         ("chat.template=x", "chat.template"),
         ("chat.think=false", "chat.think"),
         ("serve.host=x", "serve.host"),
@@ -35,7 +32,7 @@ def test_it_is_refused_in_one_line_with_its_path_and_a_remedy(override, path):
 
 
 def test_each_is_refused_on_its_own_line():
-    tables = {"trace": {"io": "a", "route": "b"}, "routing": [{"plugin": "x"}, {"plugin": "y"}]}
+    tables = {"chat": {"think": True, "template": "b"}, "routing": [{"plugin": "x"}, {"plugin": "y"}]}
 
     assert 4 == len(undriven(load_profile(tables)))
 

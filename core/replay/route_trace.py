@@ -114,7 +114,7 @@ def write_trace(path: str | os.PathLike[str], trace: RouteTrace) -> None:
     """Write a trace; raises :class:`TraceError` if the place cannot be written to."""
     try:
         with open(path, "w", encoding="utf-8", newline="") as file:
-            file.writelines(_lines(trace))
+            file.writelines(trace_lines(trace))
     except OSError as error:
         raise TraceError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
 
@@ -134,7 +134,8 @@ def parse_trace(path: str | os.PathLike[str], lines: Sequence[str]) -> RouteTrac
     return _Reader(os.fspath(path), lines).trace()
 
 
-def _lines(trace: RouteTrace) -> Iterator[str]:
+def trace_lines(trace: RouteTrace) -> Iterator[str]:
+    """The file, line by line; of a trace without rows, what comes before them."""
     name = trace.model.replace(" ", "_")  # values end at a blank
     yield f"# {VERSION}\n"
     yield f"# model={name} arch={trace.arch} n_layer={trace.n_layer} n_expert={trace.n_expert} "

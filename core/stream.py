@@ -110,6 +110,7 @@ class Stream:
         """Show everything from now on to ``watcher`` too; not while a decode runs."""
         self._watchers = (*self._watchers, watcher)
         self.seam.attentive = True
+        self.seam.handler = self._shown
 
     def begin(self, batch: BatchContext) -> None:
         """Before a decode of these tokens."""
@@ -133,8 +134,6 @@ class Stream:
 
         Raises what the fetcher raises.
         """
-        for watcher in self._watchers:
-            watcher.routing(bank, keys)
         began, waited = time.perf_counter(), self.counters.wait_s
         try:
             self._expect_all_read()
@@ -171,8 +170,6 @@ class Stream:
             self._give_up()
             raise
         self.counters.manage_s += time.perf_counter() - began - (self.counters.wait_s - waited)
-        for watcher in self._watchers:
-            watcher.handled(bank)
 
     def advance(self) -> None:
         """A projection's product was computed: wait for the reads of the next one. Raises what the fetcher raises."""
@@ -218,6 +215,14 @@ class Stream:
             self.counters.manage_s += time.perf_counter() - began
             for watcher in self._watchers:
                 watcher.end(complete and not self.seam.stopped)
+
+    def _shown(self, bank: int, keys: list[ExpertKey]) -> None:
+        """A routing, with those that watch."""
+        for watcher in self._watchers:
+            watcher.routing(bank, keys)
+        self.route(bank, keys)
+        for watcher in self._watchers:
+            watcher.handled(bank)
 
     def _arriving(self, bank: int) -> _Flight:
         """The reads that began before this bank was routed, or none."""

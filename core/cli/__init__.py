@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": "compare the speed of settings, with an interval and a verdict only where there is one",
     "eval": "measure quality on a file of texts, questions or problems",
     "replay": "replay routing traces against cache policies",
+    "trace": "record routings, reads or compute times, and show them on a page",
     "synth": "write a model with the shape of a named one and random weights",
 }
 """Sub-commands: each is the module of its name in this package, with ``main(arguments) -> int``."""

@@ -22,6 +22,8 @@ COLUMNS = (
 BEFORE = -1
 """The layer of what comes before the first routing of a decode, and of nodes without one."""
 _LAYER = re.compile(r"-(\d+)(?: |$)")
+_NAMELESS = ("node_", "cache_", " ")
+"""Nodes that carry no layer and belong to that of the node before."""
 
 
 class LayerTracer:
@@ -113,9 +115,13 @@ class NodeTracer:
         rows = self._timer.timed()
         if not complete:
             return
+        layer = BEFORE
         for name, op, start, took in rows:
             found = _LAYER.search(name)
-            layer = int(found[1]) if found else BEFORE
+            if found:
+                layer = int(found[1])
+            elif not name.startswith(_NAMELESS):
+                layer = BEFORE
             word = re.sub(r"[,\s]", "_", name)
             self._out.append(f"{self._head},{layer},{word},{op},{start - self._began:.6f},{took:.7f},,\n")
         self._out.flush(len(rows))

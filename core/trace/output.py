@@ -153,4 +153,4 @@ def report(path: str, failure: str, failed: Callable[[str], None] | None) -> Non
     if failed is not None:
         failed(failure)
     else:
-        get_logger().warning("trace failed", path=path, reason=failure)
+        get_logger().error("trace failed", path=path, reason=failure)

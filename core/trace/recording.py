@@ -131,4 +131,3 @@ class Tracing:
 
     def _said(self, kind: str) -> str:
         return f"{self._plan.profile.where(f'trace.{kind}')} = {toml_value(self.paths[kind])}"
-

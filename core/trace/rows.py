@@ -1,4 +1,4 @@
-"""The two forms of a routing trace on disk: lines of ``route_trace v1``, and Parquet with the router's probabilities."""
+"""The two forms of a routing trace on disk: lines of ``route_trace v1``, and Parquet with probabilities."""
 
 from __future__ import annotations
 

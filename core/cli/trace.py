@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,10 +29,8 @@ _NAMES = {"route": "route.csv", "io": "io.csv", "compute": "compute.csv"}
 
 def main(arguments: Sequence[str]) -> int:
     """Run ``route``, ``io``, ``compute`` or ``view``."""
-    actions: dict[str, Callable[[Sequence[str]], int]] = {
-        **{kind: (lambda rest, kind=kind: _record(kind, rest)) for kind in WHAT},
-        "view": _view,
-    }
+    actions: dict[str, Callable[[Sequence[str]], int]] = {kind: partial(_record, kind) for kind in WHAT}
+    actions["view"] = _view
     if not arguments:
         raise UsageError(f"trace needs one of {', '.join(actions)}; example: {EXAMPLE}")
     if arguments[0] in ("-h", "--help"):

@@ -52,11 +52,14 @@ def _route(loaded: Loaded) -> dict[str, Any]:
     miss = np.bincount(cell[missed], minlength=size)
     ahead = np.bincount(place[c["residency"] == 2], minlength=bins)
     used = np.flatnonzero(count)
+    decode = c["phase"] == 1
     nbytes = np.bincount(place, weights=c["expert_bytes"].astype(np.float64), minlength=bins)
     starts = np.arange(bins) * width
     return {
         "kind": "route", "file": _name(loaded), "model": model.model, "arch": model.arch, "layers": layers,
         "experts": model.n_expert, "used": model.n_used, "rows": rows, "tokens": n, "width": width, "bins": bins,
+        "decode_hit_rate": float((c["residency"][decode] == 1).mean()) if decode.any() else None,
+        "decode_bytes": float(c["expert_bytes"][decode].sum()),
         "prompt": int((tokens[2] == 0).sum()), "turns": len(np.unique(tokens[0])),
         "turn": tokens[0][starts].tolist(), "step": tokens[1][starts].tolist(), "phase": tokens[2][starts].tolist(),
         "size": [model.layers[layer].expert_bytes if layer in model.layers else 0 for layer in layers],

@@ -41,7 +41,7 @@ class TracedFetcher:
 
     def __init__(self, inner: Fetcher, facts: ModelFacts, out: TraceLines, began: float) -> None:
         self._inner, self._out, self._began = inner, out, began
-        self._places = _Places(facts)
+        self._places, self._ends = _Places(facts), [shard.nbytes for shard in facts.shards]
         self._number = self._rows = 0
         self.direct, self.note = inner.direct, inner.note
 
@@ -52,7 +52,7 @@ class TracedFetcher:
         """Pass on; what is submitted is noted before, since a fetcher may read at once."""
         now = time.perf_counter() - self._began
         rows = [
-            row.tolist() for row in (reads.stage, reads.shard, reads.offset, reads.length, reads.required)
+            column.tolist() for column in (reads.stage, reads.shard, reads.offset, reads.length)
         ]  # one column each
         inner = self._inner.submit(reads, ahead=ahead)
         self._number += 1
@@ -99,15 +99,16 @@ class TracedFetcher:
         ticket.waited_s += now - began
         seen_s = now - self._began
         while ticket.done < len(ticket.reads):
-            stage, shard, offset, length, required = ticket.reads[ticket.done]
+            stage, shard, offset, length = ticket.reads[ticket.done]
             if upto is not None and stage > upto:
                 return
             ticket.done += 1
             layer, bank, projection, expert, experts = self._places.find(shard, offset, length)
+            nbytes = min(length, self._ends[shard] - offset)  # whole pages, of which a file's last may be cut
             arrived = f"{seen_s:.6f}" if state == ARRIVED else ""
             self._out.append(
                 f"{ticket.number},{int(ticket.ahead)},{layer},{bank},{projection},{expert},{experts},{shard},{offset},"
-                f"{required},{ticket.submit_s:.6f},{arrived},{ticket.waited_s:.6f},{state}\n"
+                f"{nbytes},{ticket.submit_s:.6f},{arrived},{ticket.waited_s:.6f},{state}\n"
             )
             self._rows += 1
 

@@ -237,8 +237,8 @@
     }
     const rows = total.reduce((a, b) => a + b, 0), misses = totalMiss.reduce((a, b) => a + b, 0), read = s.bytes.reduce((a, b) => a + b, 0);
     const section = start(s, "Routing trace", `${s.model} · ${s.arch} · ${s.used} of ${E} experts per layer, ${L} layers with experts`, [
-      ["tokens", fmt(s.tokens)], ["of a prompt", fmt(s.prompt)], ["routed experts", fmt(s.rows)], ["in memory (hit rate)", rows ? percent(1 - misses / rows) : "–"],
-      ["experts read", bytes(read)], ["read per token", s.tokens ? bytes(read / s.tokens) : "–"]]);
+      ["tokens", fmt(s.tokens)], ["of a prompt", fmt(s.prompt)], ["routed experts", fmt(s.rows)], ["hit rate of decode", percent(s.decode_hit_rate)], ["hit rate in all", rows ? percent(1 - misses / rows) : "–"],
+      ["experts read", bytes(read)], ["per decoded token", s.tokens > s.prompt ? bytes(s.decode_bytes / (s.tokens - s.prompt)) : "–"]]);
     if (!rows) { section.append(el("p", { textContent: "No routing is in it." })); return; }
     const tokensOf = (b) => s.width === 1 ? `token ${b} (turn ${s.turn[b]}, ${s.phase[b] ? "decode" : "prompt"}, position ${s.step[b]})`
       : `tokens ${b * s.width} to ${Math.min(s.tokens, (b + 1) * s.width) - 1}`;

@@ -1,8 +1,7 @@
-"""Reads traces and run records for a page: as columns, fast, and up to the last whole line of a run that was cut off."""
+"""Reads traces and run records for a page: as columns, and up to the last whole line of a run that was cut off."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
@@ -206,8 +205,7 @@ def _numbers(path: str, chunk: Sequence[str], places: Sequence[int], width: int,
 
 def _records(file: BinaryIO, end: int, loaded: Loaded) -> None:
     """Lines of JSON; at least one has to be a record of bmoe."""
-    text = io.TextIOWrapper(file, "utf-8", errors="replace")
-    for number, line in enumerate(_lines(text.buffer, end), start=1):  # type: ignore[arg-type]
+    for number, line in enumerate(_lines(file, end), start=1):
         if not line.strip():
             continue
         try:

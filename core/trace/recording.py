@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from bmoe.contracts import Fetcher
 from bmoe.errors import ProfileError
@@ -38,9 +37,6 @@ class Written(Protocol):
         """Put the file in its place."""
 
 
-T = TypeVar("T")
-
-
 class Tracing:
     """Opens the files before anything else is opened, so that a place that cannot be written to costs nothing.
 
@@ -60,7 +56,7 @@ class Tracing:
         with contextlib.ExitStack() as opened:
             opened.callback(self.close)
             for kind, path in self.paths.items():
-                self.written[kind] = self._guarded(kind, lambda kind=kind, path=path: self._open(kind, path))
+                self.written[kind] = self._open(kind, path)
             opened.pop_all()
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
@@ -102,22 +98,21 @@ class Tracing:
         return [trace.failure for trace in self.written.values() if trace.failure]
 
     def _open(self, kind: str, path: str) -> Written:
-        place = TracePlace(path)
+        try:
+            return self._opened(kind, TracePlace(path))
+        except TraceError as error:
+            raise ProfileError(f"{self._said(kind)}: {error}") from error
+
+    def _opened(self, kind: str, place: TracePlace) -> Written:
         try:
             if kind == "route":
-                form = RouteParquet if path.endswith(PARQUET) else RouteLines
+                form = RouteParquet if place.path.endswith(PARQUET) else RouteLines
                 return form(place, self._plan.facts)
             header = compute.header(self._plan.facts, self._plan.profile.trace.detail) if kind == "compute" else ()
             return TraceLines(place, header)
         except BaseException:
             place.drop()
             raise
-
-    def _guarded(self, kind: str, make: Callable[[], T]) -> T:
-        try:
-            return make()
-        except TraceError as error:
-            raise ProfileError(f"{self._said(kind)}: {error}") from error
 
     def _apart(self) -> None:
         """Each file is one trace's, and none is a file of the model."""

@@ -152,7 +152,7 @@ def _metadata(trace: RouteTrace) -> Mapping[str, str]:
 
 
 def _schema(arrow: Any) -> Any:
-    kinds = (arrow.int32(), arrow.int8(), arrow.int64(), arrow.int32(), arrow.int32(), arrow.int32())
+    kinds: tuple[Any, ...] = (arrow.int32(), arrow.int8(), arrow.int64(), arrow.int32(), arrow.int32(), arrow.int32())
     kinds += (arrow.float32(), arrow.int8(), arrow.int64())
     fields = list(zip(Routed._fields, kinds, strict=True))
     return arrow.schema([*fields, ("probs", arrow.list_(arrow.float32()))])

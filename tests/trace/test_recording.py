@@ -55,7 +55,7 @@ def test_so_it_is_with_other_routers_and_per_node(run, traces, like):
 
 
 def test_so_it_is_while_guesses_are_read(run, traces, tmp_path):
-    settings = ["cache.budget_mb=2", "prefetch.policy=temporal"]
+    settings = ["cache.budget_mb=1.3", "prefetch.policy=temporal"]
     plain, ids, _ = run(*settings, tokens=40)
     traced, traced_ids, _ = run(*settings, *traces("route", "io", "compute"), tokens=40)
 
@@ -134,7 +134,7 @@ def test_a_row_per_read_with_its_bytes(run, traces, tmp_path):
 
 
 def test_a_row_per_layer_with_its_times(run, traces, tmp_path):
-    summary, _, engine = run("cache.budget_mb=1", *traces("compute"))
+    summary, _, _ = run("cache.budget_mb=1", *traces("compute"))
     rows = [row for row in table(tmp_path / "compute.csv") if row["phase"] == "1"]
 
     assert Counter(row["layer"] for row in rows) == dict.fromkeys(["-1", "0", "1", "2", "3"], 11)

@@ -291,7 +291,7 @@ def test_every_reason_of_every_stage_is_reported_at_once():
         "model.repack=true",
         cache={"policy": "lur"},
         facts=replace(FACTS, arch="qwen3mo"),
-        trace={"io": "x"},
+        chat={"think": True},
     )
 
     assert 6 == len(lines)

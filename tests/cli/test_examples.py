@@ -14,6 +14,7 @@ import pytest
 
 from bmoe.cli import COMMANDS, main
 from bmoe.synth import write_model
+from bmoe.trace import compute, io
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
@@ -21,6 +22,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 FENCE = re.compile(r"^```(?:sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HELP = [[], ["profile"], ["profile", "check"], ["profile", "show"], ["profile", "list"]]
 HELP += [[name] for name in COMMANDS if name != "profile"]
+HELP += [["trace", name] for name in ("route", "io", "compute", "view")]
 
 MADE_UP = "acme_moe"
 """An architecture that stands for one of the reader's own; llama.cpp loads no model of it."""
@@ -62,6 +64,9 @@ def _folder(tmp_path_factory):
     shutil.copy(folder / "model.gguf", folder / "tiny.gguf")
     (folder / "my.toml").write_text('[model]\npath = "model.gguf"\nctx = 512\nthreads = 1\n[cache]\nbudget_mb = 2\n')
     shutil.copy(REFERENCE.parents[1] / "tests" / "replay" / "gptoss-excerpt.route.csv", folder / "trace.csv")
+    shutil.copy(REFERENCE.parents[1] / "tests" / "replay" / "gptoss-excerpt.route.csv", folder / "demo.route.csv")
+    for kind, columns in (("io", io.COLUMNS), ("compute", compute.COLUMNS)):
+        (folder / f"demo.{kind}.csv").write_text(f"# {kind}_trace v1\n{','.join(columns)}\n")
     (folder / "prompt.txt").write_text("Once upon a time")
     (folder / "heldout.jsonl").write_text(json.dumps({"text": "a river"}) + "\n")
     (folder / "problems.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")

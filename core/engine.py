@@ -181,10 +181,12 @@ class Engine:
             took, cpu = time.perf_counter() - began, time.process_time() - cpu
             if stream is not None:
                 try:
-                    stream.settle(complete=code == 0)
+                    stream.settle()
                 except BaseException as error:  # noqa: BLE001 - raised below, unless an earlier failure is stashed
                     self.seam.fail(error)
             stopped = self.seam.stopped
+            if stream is not None:
+                stream.ended(code == 0 and not stopped)
             self.seam.finish()
             # a latch that is set between two groups leaves the graph early, and llama_decode still returns 0
             if code == 2 or (code == 0 and stopped):

@@ -196,11 +196,13 @@ class Stream:
         for keys in self.seam.drain():
             touched(keys)
 
-    def settle(self, complete: bool = True) -> None:
-        """After a decode, failed or not: every touch is accounted and the store is within its budget.
+    def ended(self, complete: bool) -> None:
+        """Tell those that watch that a decode is over, and whether what it computed is kept."""
+        for watcher in self._watchers:
+            watcher.end(complete)
 
-        ``complete`` is False if it failed for a reason that the seam does not know.
-        """
+    def settle(self) -> None:
+        """After a decode, failed or not: every touch is accounted and the store is within its budget."""
         began = time.perf_counter()
         if self.seam.stopped or self._next is not None:  # nobody will use what is still out
             self._give_up()
@@ -213,8 +215,6 @@ class Stream:
             self._retire()
             self.store.settle()
             self.counters.manage_s += time.perf_counter() - began
-            for watcher in self._watchers:
-                watcher.end(complete and not self.seam.stopped)
 
     def _shown(self, bank: int, keys: list[ExpertKey]) -> None:
         """A routing, with those that watch."""

@@ -105,5 +105,5 @@ def _view(arguments: Sequence[str]) -> int:
     notices = write_page(parsed.files, out)
     for notice in notices:
         complain(notice)
-    emit(f"{out}: {os.stat(out).st_size / 2**20:.1f} MiB; open it in a browser\n")
+    emit(f"{out}: {os.stat(out).st_size / 1024:,.0f} KiB; open it in a browser\n")
     return 0

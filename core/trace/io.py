@@ -51,9 +51,7 @@ class TracedFetcher:
     def submit(self, reads: ReadBatch, /, *, ahead: bool = False) -> Ticket:
         """Pass on; what is submitted is noted before, since a fetcher may read at once."""
         now = time.perf_counter() - self._began
-        rows = [
-            column.tolist() for column in (reads.stage, reads.shard, reads.offset, reads.length)
-        ]  # one column each
+        rows = [column.tolist() for column in (reads.stage, reads.shard, reads.offset, reads.length)]  # one column each
         inner = self._inner.submit(reads, ahead=ahead)
         self._number += 1
         return TracedTicket(inner, inner.nbytes, self._number - 1, ahead, now, list(zip(*rows, strict=True)))

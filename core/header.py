@@ -11,8 +11,7 @@ import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import FileIO
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias
 
 from bmoe.bundled import suggest_model
 from bmoe.errors import ModelError
@@ -78,6 +77,16 @@ class Header:
     tensors: tuple[TensorEntry, ...]
 
 
+class Source(Protocol):
+    """What a header is read from: bytes from a position on, which is moved forwards."""
+
+    def read(self, size: int, /) -> bytes | None:
+        """Up to ``size`` bytes; none at the end."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go to ``offset``, and return it."""
+
+
 def read_header(path: str) -> Header:
     """Read the header of one gguf file; raises :class:`ModelError` in one line, whatever the bytes are."""
     try:
@@ -87,7 +96,7 @@ def read_header(path: str) -> Header:
         if not stat.S_ISREG(info.st_mode):
             raise ModelError(f"{path}: is not a regular file; name a .gguf file")
         with open(path, "rb", buffering=0) as file:
-            return _Reader(path, file, info.st_size).header()
+            return read_header_from(path, file, info.st_size)
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file; {suggest_model(path)}") from None
     except (OSError, ValueError) as error:
@@ -95,11 +104,19 @@ def read_header(path: str) -> Header:
         raise ModelError(f"{path!s}: cannot be read ({reason}); check the path and its permissions") from error
 
 
+def read_header_from(path: str, file: Source, size: int, chunk: int = _CHUNK) -> Header:
+    """Read the header of what has ``size`` bytes and is called ``path``, ``chunk`` bytes at a time and only forwards.
+
+    What lies between two reads is never asked for. Raises :class:`ModelError`, and what ``file`` raises.
+    """
+    return _Reader(path, file, size, chunk).header()
+
+
 class _Reader:
     """A window of one chunk that moves forward over the file."""
 
-    def __init__(self, path: str, file: FileIO, size: int) -> None:
-        self._path, self._file, self._size = path, file, size
+    def __init__(self, path: str, file: Source, size: int, chunk: int) -> None:
+        self._path, self._file, self._size, self._chunk = path, file, size, chunk
         self._window, self._start, self._at = b"", 0, 0
         self._held = 0
 
@@ -144,7 +161,7 @@ class _Reader:
                 "the download is incomplete, resume or repeat it",
             )
         parts = [self._window[self._at :]]
-        have, want = len(parts[0]), max(count, _CHUNK)
+        have, want = len(parts[0]), max(count, self._chunk)
         while have < want and (part := self._file.read(want - have)):
             parts.append(part)
             have += len(part)

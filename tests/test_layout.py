@@ -57,10 +57,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"account"}),
     frozenset({"conversation"}),
-    frozenset({"evaluate", "routes", "serve"}),
-    frozenset({"doctor", "testing"}),
-    frozenset({"bench"}),
-    frozenset({"testing"}),
+    frozenset({"evaluate", "fit", "routes", "serve"}),
+    frozenset({"bench", "doctor", "testing"}),
     frozenset({"cli"}),
 )
 UPWARDS = {("engine", "conversation")}  # `engine.conversation()` makes one; imported inside that method
@@ -80,6 +78,7 @@ NATIVE_USERS = {
     "frames",
     "pages",
     "probe",
+    "fit",
     "testing",
     "native",
 }

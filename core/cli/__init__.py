@@ -17,10 +17,11 @@ from bmoe.errors import BmoeError
 from bmoe.log import LEVELS, configure_logging
 
 COMMANDS = {
-    "profile": "check, show or list profiles",
+    "profile": "check, show, list or make profiles",
     "plugins": "list plugins, their options and where they come from",
     "inspect": "tell what a model file is and whether it can be streamed",
     "doctor": "tell whether bmoe runs on this machine, and what would make it better",
+    "fit": "tell whether a model runs here, with which profile and how fast",
     "archs": "list the architectures whose experts can be streamed",
     "gates": "run the tests that a plugin has to pass",
     "bench": "compare the speed of settings, with an interval and a verdict only where there is one",

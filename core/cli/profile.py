@@ -1,4 +1,4 @@
-"""``bmoe profile``: check, show and list profiles, without opening a model."""
+"""``bmoe profile``: check, show, list and make profiles, without opening a model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,19 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run ``check``, ``show`` or ``list``."""
-    actions: dict[str, Callable[[Sequence[str]], int]] = {"check": _check, "show": _show, "list": _list}
+    """Run ``check``, ``show``, ``list`` or ``make``."""
+    actions: dict[str, Callable[[Sequence[str]], int]] = {
+        "check": _check,
+        "show": _show,
+        "list": _list,
+        "make": _make,
+    }
     if not arguments:
         raise UsageError(f"profile needs one of {', '.join(actions)}; example: {EXAMPLE}")
     if arguments[0] in ("-h", "--help"):
-        parser = Parser("bmoe profile", "Check, show or list profiles: bmoe profile check|show|list --help", EXAMPLE)
+        parser = Parser(
+            "bmoe profile", "Check, show, list or make profiles: bmoe profile check|show|list|make --help", EXAMPLE
+        )
         parser.print_help()
         return 0
     return actions[choose(arguments[0], actions, "command of profile")](arguments[1:])
@@ -106,6 +113,12 @@ def _list(arguments: Sequence[str]) -> int:
     else:
         emit_table(("profile", "description"), list(found.items()))
     return 0
+
+
+def _make(arguments: Sequence[str]) -> int:
+    from bmoe.cli.profile_make import make
+
+    return make(arguments)
 
 
 def _parse(parser: Parser, arguments: Sequence[str]) -> Any:

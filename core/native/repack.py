@@ -23,7 +23,7 @@ _TYPE_COUNT = 43  # GGML_TYPE_COUNT, ggml/include/ggml.h; ggml reads past its ta
 
 
 @functools.cache
-def _libraries() -> tuple[Any, Any]:
+def libraries() -> tuple[Any, Any]:
     """libggml-base, and libggml-cpu as llama.cpp mapped it."""
     base = lib.ggml()
     copies = lib.mapped_copies("libggml-cpu", Path("/proc/self/maps").read_text())
@@ -51,7 +51,7 @@ def _libraries() -> tuple[Any, Any]:
 @functools.cache
 def _device() -> tuple[int, int]:
     """The processor's device and its buffer type of rearranged weights, 0 if this build has none."""
-    base, cpu = _libraries()
+    base, cpu = libraries()
     registry = cpu.ggml_backend_cpu_reg()
     device = base.ggml_backend_reg_dev_get(registry, 0)
     address = base.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
@@ -67,7 +67,7 @@ def _device() -> tuple[int, int]:
 
 
 @functools.cache
-def _types() -> dict[str, int]:
+def type_codes() -> dict[str, int]:
     """Types by the names that gguf gives them, as far as this ggml knows them."""
     from gguf import GGMLQuantizationType
 
@@ -77,9 +77,9 @@ def _types() -> dict[str, int]:
 @functools.cache
 def supported(type_name: str, shape: tuple[int, ...]) -> bool:
     """Whether a weight of this type and shape, fastest axis first, is multiplied faster when it is rearranged."""
-    base, _ = _libraries()
+    base, _ = libraries()
     device, buffer_type = _device()
-    code = _types().get(type_name)
+    code = type_codes().get(type_name)
     plain = len(shape) == 2 and shape[1] > 1  # what ggml counts as two axes
     if not buffer_type or code is None or not plain or shape[0] % base.ggml_blck_size(code):
         return False

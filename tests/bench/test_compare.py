@@ -36,6 +36,7 @@ def verdicts(rounds, seed, **world):
     return [compare(*bench(draw, rounds, **world), resamples=1000).verdict for _ in range(BENCHES)]
 
 
+@pytest.mark.slow
 class TestEqualSides:
     """400 benches of equal sides: allowed are 5 %, and 8 % is four standard errors above what a right method shows."""
 

@@ -32,6 +32,7 @@ def _bmoe(capsys):
     return call
 
 
+@pytest.mark.slow
 class TestVerdicts:
     """One bench in twenty of equal sides may end in a verdict; two in a row that agree, one in eight hundred."""
 

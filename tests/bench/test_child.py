@@ -84,6 +84,10 @@ def test_lines_may_come_in_pieces_and_together():
     assert {"event": "measured"} == ask(slow)
 
 
+def test_a_worker_that_goes_on_after_its_answer_is_ended():
+    assert {"event": "measured"} == ask("say(event='measured'); time.sleep(600)")
+
+
 def test_signs_of_life_keep_a_slow_worker():
     """It takes three times as long as it may be silent."""
     assert {"event": "measured"} == ask(

@@ -11,7 +11,7 @@ from bmoe.contracts import ModelFacts, TensorFacts
 from bmoe.native import matmul, memory
 
 _INTERPRETER_S = 0.0043
-"""What :func:`_loop` took on the processor where the constants below were measured (docs/how-to/fit.md)."""
+"""What :func:`_loop` took on the processor where the constants below were measured (docs/how-to/will-it-run.md)."""
 _LAYER_S = 25e-6
 _ENTRY_S, _SHARED_S = 160e-6, 45e-6
 _FAULTS = 0.25

@@ -80,7 +80,7 @@ class TestUsage:
             (["plugin"], '"plugin" is not a command; did you mean plugins?'),
             (["chat"], '"chat" is not a command'),
             (["Once upon a time"], '"Once upon a time" is not a command'),
-            (["profile"], "profile needs one of check, show, list; example: bmoe profile check"),
+            (["profile"], "profile needs one of check, show, list, make; example: bmoe profile check"),
             (["profile", "chekc"], '"chekc" is not a command of profile; did you mean check?'),
             (["profile", "show"], "the following arguments are required: NAME|PATH; example: bmoe profile show"),
             (["synth", "x.gguf", "--like", "qwen3-30b"], '"qwen3-30b" is not a shape; did you mean qwen3-30b-a3b?'),

@@ -14,7 +14,8 @@ from bmoe.machine import control_groups, read_machine
 _WATCH_S = 0.5
 _BUSY = 0.25
 _LOST = 0.15
-_PAYS = 1.1
+_PAYS = 2.0
+"""How much faster fewer threads must be: on idle cores so small a model loses a tenth by one more."""
 _SLOWER = 0.9
 _HOT = 85.0
 _GRANTED = 0.85
@@ -92,7 +93,9 @@ def sharing(sources: Sources) -> Finding:
     values = {"others": others, "load": float(load[0]) if load else None, "lost": lost}
     if others is None and lost is None:
         return ok(", ".join(words) or "one core, and the system does not say who uses it", **values)
-    if (others or 0) > _BUSY * usable or (others or 0) > 0.7 or (lost or 0) > _LOST:
+    shared = (others or 0) > _BUSY * usable or (others or 0) > 0.7 or (lost or 0) > _LOST
+    sources.known["shared"] = shared
+    if shared:
         free = max(1, min(usable - 1, int(usable - (others or 0) + 0.3)))
         return note(f"{', '.join(words)}: {threads_(free)}", SHARE, **values, threads=free)
     return ok(", ".join(words), **values)
@@ -143,7 +146,8 @@ def threads(sources: Sources) -> Finding:
     shown = ", ".join(f"{threads_(count)} {speed:.0f} tok/s" for count, speed in sorted(speeds.items()))
     best = max(speeds, key=lambda count: speeds[count])
     values = {"tok_per_s": {str(count): speed for count, speed in speeds.items()}, "best": best}
-    if speeds[best] > _PAYS * speeds[max(speeds)]:
+    # on idle cores fewer threads are faster only because this model is small, which says nothing of a large one
+    if sources.known.get("shared", True) and speeds[best] > _PAYS * speeds[max(speeds)]:
         return note(f"{shown}: {threads_(best)}", THREADS, **values)
     return ok(shown, **values)
 

@@ -181,12 +181,18 @@ def test_a_quota_that_halts_is_not_taken_for_heat(tmp_path):
 
 @pytest.mark.parametrize(
     ("speeds", "verdict", "best"),
-    [({"1": 60, "2": 110}, "ok", 2), ({"1": 400, "2": 30}, "note", 1), ({"1": 100, "2": 95}, "ok", 1)],
+    [({"1": 60, "2": 110}, "ok", 2), ({"1": 400, "2": 30}, "note", 1), ({"1": 1713.5, "2": 1543.6}, "ok", 1)],
 )
 def test_the_number_of_threads_is_the_one_that_was_faster(find, speeds, verdict, best):
     found = find(trees.DESKTOP, "threads", Answer([speeds]))
 
     assert (verdict, best) == (found.verdict, found.values["best"])
+
+
+def test_on_idle_cores_a_small_model_gives_no_advice(tmp_path):
+    sources = Sources(str(tmp_path), ask=lambda *_: Answer([{"1": 400, "16": 90}]), known={"shared": False})
+
+    assert "ok" == processor.threads(sources).verdict
 
 
 @pytest.mark.parametrize(("lost", "remedy"), [(0.0, ""), (0.6, processor.SHARE)])

@@ -40,7 +40,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "values",
         }
     ),
-    frozenset({"diagnosis", "shards"}),
+    frozenset({"diagnosis", "scratch", "shards"}),
     frozenset({"layout", "native", "rows", "salvage"}),
     frozenset({"profile"}),
     frozenset({"budget", "pages", "pressure", "probe", "registry", "selection", "undriven"}),

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from bmoe.contracts import Cause, TokenRecord
 from bmoe.errors import PluginError
 from bmoe.testing.sinks import MEASURED, RUN, SUMMARY, TOKENS
-from bmoe_plugins.sinks.csv import COLUMNS, Csv, CsvOptions
+from bmoe_plugins.sinks._file import FileOptions
+from bmoe_plugins.sinks.csv import COLUMNS, Csv
 from bmoe_plugins.sinks.prometheus import Prometheus, PrometheusOptions
 
 ODD = dataclasses.replace(MEASURED, text='a "b",\n;é')
@@ -33,8 +34,8 @@ def generate(sink: Csv | Prometheus, tokens: list[TokenRecord], run=RUN, summary
 class TestCsv:
     def test_a_row_for_each_token_of_several_runs_under_one_line_of_names(self, tmp_path: Path) -> None:
         path = tmp_path / "t.csv"
-        generate(Csv(CsvOptions(path=str(path))), [*TOKENS, ODD])
-        generate(Csv(CsvOptions(path=str(path))), [MEASURED], dataclasses.replace(RUN, run_id="second"))
+        generate(Csv(FileOptions(path=str(path))), [*TOKENS, ODD])
+        generate(Csv(FileOptions(path=str(path))), [MEASURED], dataclasses.replace(RUN, run_id="second"))
 
         found = rows(path)
         assert [RUN.run_id] * (len(TOKENS) + 1) + ["second"] == [row["run_id"] for row in found]
@@ -44,7 +45,7 @@ class TestCsv:
 
     def test_what_was_not_measured_is_empty_and_never_0(self, tmp_path: Path) -> None:
         path = tmp_path / "t.csv"
-        generate(Csv(CsvOptions(path=str(path))), [TokenRecord(0, 7, "x")])
+        generate(Csv(FileOptions(path=str(path))), [TokenRecord(0, 7, "x")])
 
         (row,) = rows(path)
         assert {""} == {value for name, value in row.items() if name not in ("run_id", "index", "token_id", "text")}
@@ -55,17 +56,17 @@ class TestCsv:
         path.write_text(content)
 
         with pytest.raises(PluginError, match=r'^options\.path = ".*t\.csv": .*; name (another|a) file'):
-            Csv(CsvOptions(path=str(path)))
+            Csv(FileOptions(path=str(path)))
         assert content == path.read_text()
 
     def test_what_cannot_be_written_is_refused_before_the_model_is_read(self, tmp_path: Path) -> None:
         with pytest.raises(PluginError, match=r"No such file or directory; name a file in a directory"):
-            Csv(CsvOptions(path=str(tmp_path / "no" / "t.csv")))
+            Csv(FileOptions(path=str(tmp_path / "no" / "t.csv")))
         with pytest.raises(ValidationError, match="only a shell expands"):
-            CsvOptions(path="~/t.csv")
+            FileOptions(path="~/t.csv")
 
     def test_a_full_disk_is_an_error_that_names_the_option(self) -> None:
-        sink = Csv(CsvOptions(path="/dev/full"))
+        sink = Csv(FileOptions(path="/dev/full"))
         sink.open(RUN)
         sink.token(MEASURED)
 

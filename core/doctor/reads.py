@@ -1,15 +1,10 @@
-"""Probes that read: in a process of their own, on a model file or on one that is made in a folder and is gone after.
-
-What is made has no name as soon as it is open, where the system allows that: nothing is left, whatever ends us.
-"""
+"""Probes that read: in a process of their own, on a model file or on one that is made in a folder and is gone after."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import random
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,11 +13,8 @@ from bmoe.contracts import CacheFacts, Facts, Fetcher, FetchFacts, ModelFacts, R
 from bmoe.doctor.apart import tell
 from bmoe.errors import NativeError
 from bmoe.native import io, memory
+from bmoe.scratch import data_file
 
-_CHUNK = 4 << 20
-_WRITE_S = 5.0
-_LEAST = 1 << 20
-_KEPT_FREE = 64 << 20
 _SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
 _LANES = (1, 2, 4, 8)
 
@@ -111,58 +103,8 @@ def _measure(fetcher: Fetcher, address: int, nbytes: int, size: int, lanes: int,
 
 @contextlib.contextmanager
 def _data(path: str, nbytes: int) -> Iterator[tuple[str, bool]]:
-    """The file to read, and whether it was made. Raises NativeError saying why there is none."""
-    if not os.path.isdir(path):
-        yield path, False
-        return
-    fd, name = _create(path)
-    try:
-        _write(fd, path, nbytes)
-        if name:
-            tell({"temporary": name})
-        yield name or f"/proc/self/fd/{fd}", True
-    finally:
-        os.close(fd)
-        if name:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-
-
-def _create(folder: str) -> tuple[int, str]:
-    """A file in a folder, and its name; "" if it has none any more."""
-    try:
-        fd, name = tempfile.mkstemp(prefix=".bmoe-doctor-", suffix=".tmp", dir=folder)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NativeError(f"full: {folder}: {error.strerror}") from error
-        raise NativeError(f"not writable: {folder}: {error.strerror}") from error
-    if not os.path.exists(f"/proc/self/fd/{fd}"):
-        return fd, name
-    os.unlink(name)
-    try:
-        os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY))
-    except OSError as error:  # a file system that forgets what has no name
-        os.close(fd)
-        raise NativeError(
-            f"not writable: {folder}: a file without a name cannot be opened: {error.strerror}"
-        ) from error
-    return fd, ""
-
-
-def _write(fd: int, folder: str, nbytes: int) -> None:
-    """Fill the file, never to the last of the drive nor for long; bytes that no file system makes smaller."""
-    free = os.fstatvfs(fd)
-    room = min(nbytes, (free.f_bavail * free.f_frsize - _KEPT_FREE) // 2)
-    until = time.monotonic() + _WRITE_S
-    written = 0
-    try:
-        while written < room and time.monotonic() < until:
-            written += os.write(fd, os.urandom(min(_CHUNK, room - written)))
-            os.fsync(fd)
-    except OSError as error:
-        if not written:
-            raise NativeError(f"full: {folder}: {error.strerror}") from error
-    if written < _LEAST:
-        raise NativeError(f"full: {folder}: only {max(0, free.f_bavail * free.f_frsize)} bytes are free")
-    with contextlib.suppress(AttributeError, OSError):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    """As :func:`bmoe.scratch.data_file`; a file that has a name is told, for whoever ends this process removes it."""
+    with data_file(path, nbytes) as (file, made):
+        if made and os.path.dirname(file) != "/proc/self/fd":
+            tell({"temporary": file})
+        yield file, made

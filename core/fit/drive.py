@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from pathlib import Path
 
 from bmoe.choices import Choice
 from bmoe.contracts import Facts, Fetcher, ModelFacts, ReadBatch, ShardFacts
-from bmoe.errors import ModelError, ReadError
+from bmoe.errors import ModelError, NativeError, ReadError
 from bmoe.native import memory
+from bmoe.scratch import data_file
 
 _SECONDS = 1.0
 _LEAST, _MOST = 3, 40
 _SAMPLE = 256 << 20
-_CHUNK = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +105,9 @@ def sample(place: str) -> Iterator[Path]:
         raise ModelError(
             f"{place}: is neither a file nor a folder; give --drive one on the drive that the model will be on"
         )
-    try:
-        fd, name = tempfile.mkstemp(prefix=".bmoe-fit-", dir=place)
-    except OSError as error:
-        raise ModelError(f"{place}: cannot be written ({error.strerror}); name another with --drive") from error
-    try:
-        with os.fdopen(fd, "wb", buffering=0) as file:
-            noise = os.urandom(_CHUNK)  # what compresses would be read faster than a model
-            for _ in range(_SAMPLE // _CHUNK):
-                file.write(noise)
-            os.fsync(file.fileno())
-        yield Path(name)
-    except OSError as error:
-        raise ModelError(f"{place}: no room to measure with ({error.strerror}); name another with --drive") from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
+    with contextlib.ExitStack() as made:
+        try:
+            file, _ = made.enter_context(data_file(place, _SAMPLE))
+        except NativeError as error:
+            raise ModelError(f"{error}; name another place with --drive") from error
+        yield Path(file)

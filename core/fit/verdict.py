@@ -92,6 +92,8 @@ def judge(
     if plan.streaming:
         with drives.sample(place or ".") if remote or place else nullcontext() as path:
             drive = drives.measure(facts, plan.fetch, plan.facts_for_build(), path)
+        if path is not None:
+            drive = replace(drive, path=place or ".")  # the file itself is gone, and may never have had a name
         costs = replace(
             costs,
             first_s=drive.first_s,

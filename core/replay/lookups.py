@@ -7,25 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bmoe.contracts import BankFacts, ModelFacts, ProjectionFacts
+from bmoe.replay.play import Touch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CHUNK = 1 << 15
-
-
-class Touch(NamedTuple):
-    """One layer of one token: distinct keys in router order, bytes of each, whether hits count, and token's end."""
-
-    keys: list[int]
-    entry_bytes: int
-    counted: bool
-    ends_token: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from bmoe.contracts import CachePolicy, ExpertKey, expert_key
-from bmoe.errors import PluginError
+from bmoe.replay.play import Touch, play
 
 Step: TypeAlias = Sequence[tuple[int, Sequence[int]]]
 """One token (or ubatch): per layer, in the order of the graph, the distinct experts in router order."""
@@ -51,53 +51,39 @@ def cycle(trace: Trace) -> int:
 
 
 def replay(policy: CachePolicy, trace: Trace, capacity: int) -> Replayed:
-    """Feed ``trace`` to a fresh ``policy`` with room for ``capacity`` entries.
+    """Feed ``trace`` to a fresh ``policy`` with room for ``capacity`` entries, as :func:`bmoe.replay.play.play` does.
 
-    Per layer: touch, then for each miss evict until it fits and admit it; the layer's own entries are pinned, and are
-    admitted beyond the capacity if nothing else is left. Each step ends within the capacity. Hits are counted here, by
-    what is resident, and a victim is checked. Raises :class:`PluginError` for a victim that is none.
+    The same with entries of one byte each; what was given up is noted. Raises :class:`PluginError` for a victim that
+    is none.
     """
-    return _Replay(policy, capacity).run(trace)
+    noting = _Noting(policy)
+    played = play(noting, _Equal(trace), capacity)
+    return Replayed(played.lookups, played.hits, tuple(noting.victims))
 
 
-class _Replay:
-    def __init__(self, policy: CachePolicy, capacity: int) -> None:
-        self._policy, self._capacity = policy, capacity
-        self._resident: set[ExpertKey] = set()
-        self._victims: list[ExpertKey] = []
+class _Equal:
+    """A trace whose entries have one byte each, so that bytes are entries."""
 
-    def run(self, trace: Trace) -> Replayed:
-        lookups = hits = 0
-        for step in trace:
-            for layer, experts in step:
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self.entry_bytes = {layer: 1 for step in trace for layer, _ in step}
+
+    def touches(self) -> Iterator[Touch]:
+        for step in self._trace:
+            for index, (layer, experts) in enumerate(step):
                 keys = [expert_key(layer, expert) for expert in experts]
-                lookups += len(keys)
-                hits += self._layer(keys)
-            self._shrink(self._capacity, frozenset())
-        return Replayed(lookups, hits, tuple(self._victims))
+                yield Touch(keys, 1, True, index + 1 == len(step))
 
-    def _layer(self, keys: Sequence[ExpertKey]) -> int:
-        resident, pinned = self._resident, frozenset(keys)
-        missing = [key for key in keys if key not in resident]
-        self._policy.touch(keys)
-        for key in missing:
-            self._shrink(self._capacity - 1, pinned)
-            resident.add(key)
-            self._policy.admit(key, False)
-        return len(keys) - len(missing)
 
-    def _shrink(self, limit: int, pinned: frozenset[ExpertKey]) -> None:
-        resident = self._resident
-        while len(resident) > max(limit, 0):
-            victim = self._policy.victim(pinned)
-            if victim is None:
-                if resident <= pinned:
-                    return
-                raise PluginError(f"victim() is None although {len(resident - pinned)} entries are not pinned")
-            if victim not in resident:
-                raise PluginError(f"victim() names {victim:#x}, which is not resident")
-            if victim in pinned:
-                raise PluginError(f"victim() names {victim:#x}, which is pinned")
-            resident.remove(victim)
-            self._victims.append(victim)
-            self._policy.forget(victim)
+class _Noting:
+    """A policy that notes its victims."""
+
+    def __init__(self, policy: CachePolicy) -> None:
+        self.below_cycle = policy.below_cycle
+        self.touch, self.admit, self.victim = policy.touch, policy.admit, policy.victim
+        self._forget = policy.forget
+        self.victims: list[ExpertKey] = []
+
+    def forget(self, key: ExpertKey, /) -> None:
+        self.victims.append(key)
+        self._forget(key)

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from bmoe.contracts import CachePolicy, ExpertKey
 from bmoe.errors import PluginError
-from bmoe.replay.lookups import Lookups
+
+
+class Touch(NamedTuple):
+    """One layer of one token: distinct keys in router order, bytes of each, whether hits count, and token's end."""
+
+    keys: list[int]
+    entry_bytes: int
+    counted: bool
+    ends_token: bool
+
+
+class Touched(Protocol):
+    """What a replay needs of a trace, such as :class:`~bmoe.replay.lookups.Lookups`."""
+
+    @property
+    def entry_bytes(self) -> Mapping[int, int]:
+        """Bytes of one expert, by layer."""
+
+    def touches(self) -> Iterator[Touch]:
+        """Every touch in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +45,7 @@ class Played:
         return self.hits / self.lookups if self.lookups else None
 
 
-def play(policy: CachePolicy, trace: Lookups, budget_bytes: int) -> Played:
+def play(policy: CachePolicy, trace: Touched, budget_bytes: int) -> Played:
     """Feed ``trace`` to a fresh ``policy`` with ``budget_bytes`` of room.
 
     Per touch: ``touch``, then for each miss evict until it fits, and admit it. The touch's own entries are pinned, and
@@ -68,7 +89,7 @@ def play(policy: CachePolicy, trace: Lookups, budget_bytes: int) -> Played:
     return Played(lookups, hits, missed_bytes)
 
 
-def play_lru(trace: Lookups, budget_bytes: int) -> Played:
+def play_lru(trace: Touched, budget_bytes: int) -> Played:
     """As :func:`play` with the policy ``lru``, without the calls: what is resident is kept in the order of use."""
     order: OrderedDict[ExpertKey, None] = OrderedDict()
     to_end, oldest = order.move_to_end, order.popitem

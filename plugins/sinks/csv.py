@@ -9,33 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from pydantic import Field, field_validator
-
 from bmoe import hookimpl
-from bmoe.contracts import Facts, Options, Provider, RunRecord, RunSummary, Sink, TokenRecord
+from bmoe.contracts import Facts, Provider, RunRecord, RunSummary, Sink, TokenRecord
 from bmoe.errors import PluginError
 from bmoe.telemetry import record_json
+from bmoe_plugins.sinks._file import ELSEWHERE, ROOM, FileOptions, refused
 
 COLUMNS = ("run_id", *(field.name for field in dataclasses.fields(TokenRecord)), "compute_s")
-
-
-class CsvOptions(Options):
-    """Options of the ``csv`` sink."""
-
-    path: str = Field(min_length=1, description="file that rows are appended to")
-
-    @field_validator("path")
-    @classmethod
-    def _whole(cls, path: str) -> str:
-        if path.startswith("~"):
-            raise ValueError("starts with ~, which only a shell expands; write the whole path")
-        return path
 
 
 class Csv:
     """Rows of several runs in one file, told apart by ``run_id``. What was not measured is an empty cell."""
 
-    def __init__(self, options: CsvOptions) -> None:
+    def __init__(self, options: FileOptions) -> None:
         self._path = Path(options.path)
         self._run_id = ""
         self._file: TextIO | None = None
@@ -62,7 +48,7 @@ class Csv:
         try:
             file.flush()
         except OSError as error:
-            raise self._refused(error, "make room there, or name another file") from error
+            raise refused(self._path, error, ROOM) from error
         finally:
             with contextlib.suppress(OSError):  # what is left in the buffer was refused before
                 file.close()
@@ -76,10 +62,7 @@ class Csv:
                         raise PluginError(f'options.path = "{self._path}": has other columns; name another file')
             return self._path.open("a", encoding="utf-8", newline="")
         except (OSError, ValueError, csv.Error) as error:
-            raise self._refused(error, "name a file in a directory that exists and can be written") from error
-
-    def _refused(self, error: Exception, remedy: str) -> PluginError:
-        return PluginError(f'options.path = "{self._path}": {getattr(error, "strerror", None) or error}; {remedy}')
+            raise refused(self._path, error, ELSEWHERE) from error
 
     def _write(self, row: Sequence[Any]) -> None:
         if self._file is None:
@@ -87,14 +70,14 @@ class Csv:
         try:
             self._rows.writerow(row)
         except OSError as error:
-            raise self._refused(error, "make room there, or name another file") from error
+            raise refused(self._path, error, ROOM) from error
 
 
-def _build(options: CsvOptions, facts: Facts) -> Csv:
+def _build(options: FileOptions, facts: Facts) -> Csv:
     return Csv(options)
 
 
 @hookimpl
 def bmoe_sinks() -> Sequence[Provider[Sink]]:
     """The ``csv`` sink."""
-    return [Provider("csv", _build, CsvOptions, summary="append one row per token to a file for spreadsheets")]
+    return [Provider("csv", _build, FileOptions, summary="append one row per token to a file for spreadsheets")]

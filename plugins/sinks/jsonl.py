@@ -8,26 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from bmoe import hookimpl
-from bmoe.contracts import Facts, Options, Provider, RunRecord, RunSummary, Sink, TokenRecord
+from bmoe.contracts import Facts, Provider, RunRecord, RunSummary, Sink, TokenRecord
 from bmoe.errors import PluginError
 from bmoe.telemetry import record_json
+from bmoe_plugins.sinks._file import ELSEWHERE, ROOM, FileOptions, refused
 
 
-class JsonlOptions(Options):
+class JsonlOptions(FileOptions):
     """Options of the ``jsonl`` sink."""
 
-    path: str = Field(min_length=1, description="file that lines are appended to")
     flush: bool = Field(default=False, description="write each token out at once; otherwise when the buffer is full")
-
-    @field_validator("path")
-    @classmethod
-    def _whole(cls, path: str) -> str:
-        if path.startswith("~"):
-            raise ValueError("starts with ~, which only a shell expands; write the whole path")
-        return path
 
 
 class Jsonl:
@@ -69,10 +62,7 @@ class Jsonl:
         try:
             return self._path.open("a", encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise self._refused(error, "name a file in a directory that exists and can be written") from error
-
-    def _refused(self, error: Exception, remedy: str) -> PluginError:
-        return PluginError(f'options.path = "{self._path}": {getattr(error, "strerror", None) or error}; {remedy}')
+            raise refused(self._path, error, ELSEWHERE) from error
 
     def _write(self, record: RunRecord | TokenRecord | RunSummary | None, *, flush: bool) -> None:
         if self._file is None:
@@ -83,7 +73,7 @@ class Jsonl:
             if flush:
                 self._file.flush()
         except OSError as error:
-            raise self._refused(error, "make room there, or name another file") from error
+            raise refused(self._path, error, ROOM) from error
 
 
 def _build(options: JsonlOptions, facts: Facts) -> Jsonl:

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 
 from bmoe import hookimpl
 from bmoe.contracts import Facts, Options, Provider, RunRecord, RunSummary, Sink, TokenRecord
-from bmoe.errors import PluginError
+from bmoe_plugins.sinks._file import ELSEWHERE, refused, whole
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -46,11 +46,9 @@ class PrometheusOptions(Options):
     @field_validator("path")
     @classmethod
     def _named(cls, path: str) -> str:
-        if path.startswith("~"):
-            raise ValueError("starts with ~, which only a shell expands; write the whole path")
         if path and not path.endswith(".prom"):
             raise ValueError("must end in .prom, or the node exporter does not read it")
-        return path
+        return whole(path)
 
 
 class Prometheus:
@@ -113,8 +111,7 @@ class Prometheus:
         try:
             write_to_textfile(self._path, self.registry)  # to a file beside it, which then takes its place
         except OSError as error:
-            remedy = "name a file in a directory that exists and can be written"
-            raise PluginError(f'options.path = "{self._path}": {error.strerror or error}; {remedy}') from error
+            raise refused(self._path, error, ELSEWHERE) from error
         self._written = time.monotonic()
 
 

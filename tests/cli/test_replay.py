@@ -229,7 +229,7 @@ def test_a_model_gives_sizes_and_its_own_number_of_experts(bmoe, tmp_path):
 
 
 def test_a_plot_has_axes_with_units_and_leaves_nothing_beside_it(bmoe, tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs bmoe[plots]")
     plot = tmp_path / "hits.svg"
     code, _, err = bmoe(TRACE, "--policy", "lru,optimum", "--budget-mb", "500,2000,4000", "--plot", plot)
 
@@ -247,7 +247,7 @@ def test_a_plot_has_axes_with_units_and_leaves_nothing_beside_it(bmoe, tmp_path)
 
 
 def test_a_plot_replaces_nothing_unasked_and_no_link_at_all(bmoe, tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs bmoe[plots]")
     plot, link = tmp_path / "hits.png", tmp_path / "link.png"
     plot.write_text("mine")
     link.symlink_to(plot)
@@ -274,7 +274,7 @@ def test_without_joblib_one_process_does_and_more_are_one_line(bmoe, monkeypatch
 
 @pytest.mark.parametrize(("backend", "module"), [("dask", "distributed"), ("ray", "ray")])
 def test_a_backend_that_is_not_installed_is_one_line(monkeypatch, backend, module):
-    pytest.importorskip("joblib")
+    pytest.importorskip("joblib", reason="needs bmoe[sweeps]")
     found = sweep_module.importlib.util.find_spec
     monkeypatch.setattr(sweep_module.importlib.util, "find_spec", lambda name: None if name == module else found(name))
     with pytest.raises(SweepError, match=f"--backend {backend}: needs {module}, which is not installed; pip install"):
@@ -282,15 +282,15 @@ def test_a_backend_that_is_not_installed_is_one_line(monkeypatch, backend, modul
 
 
 def test_two_processes_count_what_one_does():
-    pytest.importorskip("joblib")
+    pytest.importorskip("joblib", reason="needs bmoe[sweeps]")
     given = [read_lookups(TRACE)], [Contender("lru", "lru"), Contender("none", "none")], [500 * MIB, 1500 * MIB]
 
     assert figures(sweep(*given)) == figures(sweep(*given, jobs=2))
 
 
 def test_a_dask_cluster_counts_what_one_process_does():
-    pytest.importorskip("joblib")
-    distributed = pytest.importorskip("distributed")
+    pytest.importorskip("joblib", reason="needs bmoe[sweeps]")
+    distributed = pytest.importorskip("distributed", reason="needs dask[distributed], a cluster of the user's own")
     given = [read_lookups(TRACE)], [Contender("lru", "lru"), Contender("belady", "belady")], [500 * MIB, 1500 * MIB]
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None

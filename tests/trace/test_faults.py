@@ -182,22 +182,8 @@ def test_an_interrupted_run_leaves_a_trace_that_loads(models, tmp_path, how):
 
 
 def test_the_command_writes_a_trace_and_the_text(models, tmp_path, capsys):
-    code = main(
-        [
-            "trace",
-            "io",
-            "--profile",
-            "demo",
-            "--set",
-            "model.threads=1",
-            "-p",
-            "Once",
-            "-n",
-            "4",
-            "-o",
-            str(tmp_path / "a b.csv"),
-        ]
-    )
+    short = ["--profile", "demo", "--set", "model.threads=1", "-p", "Once", "-n", "4"]
+    code = main(["trace", "io", *short, "-o", str(tmp_path / "a b.csv")])
     captured = capsys.readouterr()
 
     assert code == 0

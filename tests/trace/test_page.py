@@ -227,25 +227,8 @@ def test_a_route_trace_in_parquet_is_shown_as_its_lines_are(tmp_path):
     pytest.importorskip("pyarrow", reason="needs pyarrow")
     pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
     for name in ("a.csv", "a.parquet"):
-        assert (
-            main(
-                [
-                    "trace",
-                    "route",
-                    "--profile",
-                    "demo",
-                    "--set",
-                    "model.threads=1",
-                    "-p",
-                    "Once",
-                    "-n",
-                    "4",
-                    "-o",
-                    str(tmp_path / name),
-                ]
-            )
-            == 0
-        )
+        short = ["--profile", "demo", "--set", "model.threads=1", "-p", "Once", "-n", "4"]
+        assert main(["trace", "route", *short, "-o", str(tmp_path / name)]) == 0
     (lines,), (table,) = (digest(load(str(tmp_path / name))) for name in ("a.csv", "a.parquet"))
 
     assert {**lines, "file": ""} == {**table, "file": ""}

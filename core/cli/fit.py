@@ -24,7 +24,7 @@ from bmoe.registry import load_registry
 from bmoe.telemetry import SCHEMA
 
 if TYPE_CHECKING:
-    from bmoe.contracts import RunSummary
+    from bmoe.decode import DecodeCost
     from bmoe.fit.verdict import Fit
 
 _MIB = 1 << 20
@@ -37,18 +37,18 @@ def main(arguments: Sequence[str]) -> int:
     parsed = _parse(arguments)
     with model_facts(parsed.model) as (facts, fetched):
         fit = judge_here(parsed, facts, remote=fetched is not None)
-        summary = _run(parsed, fit) if parsed.run and fit.runs else None
+        cost = _run(parsed, fit) if parsed.run and fit.runs else None
         if parsed.json:
-            emit_json(as_json(parsed.model, fit, fetched, summary), indent=2)
+            emit_json(as_json(parsed.model, fit, fetched, cost), indent=2)
             return 0
         for label, text in describe(fit, fetched):
             emit(f"{label:17}  {text}\n")
         if fit.advice:
             emit("\n")
             emit_table(("what would help", "times as fast"), [(a.what, f"{a.gain:.2f}") for a in fit.advice])
-        if summary is not None:
+        if cost is not None:
             emit("\n")
-            emit_table(("", "tok/s", "hit rate", "MiB/token"), list(compare(fit, summary)))
+            emit_table(("", "tok/s", "hit rate", "MiB/token"), list(compare(fit, cost)))
     return 0
 
 
@@ -64,13 +64,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--hit-rate", metavar="R", type=float, help="0 to 1: expect this hit rate")
     parser.add_argument("--profile", metavar="NAME|PATH", help="this profile instead of the one that is chosen")
     parser.add_argument("--run", action="store_true", help="run it as well, and print what was measured beside it")
-    parser.add_argument("-n", "--tokens", metavar="N", type=int, help="tokens that --run generates (32)")
+    parser.add_argument("-n", "--tokens", metavar="N", type=int, help="tokens that --run decodes (64)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parsed = parser.parse(arguments)
     if parsed.hit_rate is not None and not 0 <= parsed.hit_rate <= 1:
         raise UsageError(f"--hit-rate {parsed.hit_rate:g}: is not between 0 and 1; example: {parser.example}")
-    if parsed.tokens is not None and (not parsed.run or parsed.tokens < 2):
-        why = "at least 2 tokens have to be asked for" if parsed.run else "only --run generates tokens"
+    if parsed.tokens is not None and (not parsed.run or parsed.tokens < 1):
+        why = "at least one has to be asked for" if parsed.run else "only --run decodes tokens"
         raise UsageError(f"-n {parsed.tokens}: {why}; example: {parser.example}")
     from bmoe.fit.remote import is_url
 
@@ -146,14 +146,17 @@ def size_of(text: str) -> int:
     return int(nbytes)
 
 
-def _run(parsed: argparse.Namespace, fit: Fit) -> RunSummary:
+def _run(parsed: argparse.Namespace, fit: Fit) -> DecodeCost:
     from bmoe.fit.trial import run
 
-    return run(fit, find_model(parsed.model), tuple(parsed.overrides), parsed.tokens or 32, fetch_memory())
+    overrides = [*(setting.override for setting in fit.choice.settings), *parsed.overrides]
+    return run(fit.choice.name, find_model(parsed.model), overrides, parsed.tokens or 64, fetch_memory())
 
 
 def describe(fit: Fit, fetched: int | None) -> Iterator[tuple[str, str]]:
     """Label and text of each line."""
+    from bmoe.fit.verdict import held_share
+
     facts, choice = fit.facts, fit.choice
     size = f"{_size(facts.file_bytes)}, of it experts {_size(facts.expert_bytes)}"
     came = f"; {_size(fetched)} of it were fetched" if fetched is not None else ""
@@ -163,17 +166,19 @@ def describe(fit: Fit, fetched: int | None) -> Iterator[tuple[str, str]]:
     if not fit.runs:
         yield "runs here", f"no: {_shown(fit.reason)}"
         return
-    plan, found, hits, processor = choice.plan, fit.estimate, fit.hits, fit.processor
+    plan, found, hits, measured = choice.plan, fit.estimate, fit.hits, fit.measured
     assert plan is not None
     assert found is not None
     assert hits is not None
-    assert processor is not None
+    assert measured is not None
+    processor, drive = measured.processor, measured.drive
     yield "runs here", "yes"
     yield "profile", f"{choice.name}: {choice.why}"
     for setting in choice.settings:
         yield "", f"{setting.path} = {setting.value}: {setting.why}"
     if plan.streaming:
-        held = f"{_size(plan.budget.bytes)}, {plan.budget.capacity} of {_entries(facts)} experts"
+        count = _entries(facts)
+        held = f"{_size(plan.budget.bytes)}, some {held_share(plan) * count:.0f} of {count} experts"
         yield "cache", held if plan.budget.bytes else "off"
         yield "expected hit rate", f"{_percent(hits)}: {hits.why}"
         if facts.name.startswith(_SYNTHETIC):
@@ -182,48 +187,45 @@ def describe(fit: Fit, fetched: int | None) -> Iterator[tuple[str, str]]:
     yield "speed", f"{found.low:.3g} to {found.high:.3g} tok/s"
     parts = (("computing", found.compute_s), ("reading", found.read_s), ("making room", found.manage_s))
     yield "time of a token", " · ".join(f"{what} {1e3 * each:.1f} ms" for what, each in parts if each)
-    if fit.drive is not None:
-        each = _size(fit.drive.slice_bytes)
-        first, rate = 1e3 * fit.drive.first_s, fit.costs.bandwidth if fit.costs else 0.0
-        path = "direct" if fit.drive.direct else "through the page cache"
-        yield (
-            "drive",
-            f"{rate / 1e9:.2f} GB/s in experts of {each}, one alone {first:.2f} ms ({fit.drive.fetcher}, {path})",
-        )
+    if drive is not None:
+        rate = f"{measured.costs.bandwidth / 1e9:.2f} GB/s in experts of {_size(drive.slice_bytes)}"
+        path = "direct" if drive.direct else "through the page cache"
+        yield "drive", f"{rate}, one alone {1e3 * drive.first_s:.2f} ms ({drive.fetcher}, {path})"
     rates = ", ".join(f"{kind} {rate:.1f}" for kind, rate in processor.products)
     threads = "1 thread" if processor.threads == 1 else f"{processor.threads} threads"
     yield "processor", f"{threads}, products in GB/s: {rates}"
 
 
-def compare(fit: Fit, summary: RunSummary) -> Iterator[tuple[str, str, str, str]]:
+def compare(fit: Fit, cost: DecodeCost) -> Iterator[tuple[str, str, str, str]]:
     """Rows of what was predicted and what was measured."""
     assert fit.estimate is not None
-    assert summary.tok_s is not None
-    share = granted(fit, summary)
-    rows = [("predicted", fit.estimate)]
-    if share is not None:
-        said = (
-            f"hit rate and {100 * share:.0f} % of the processor" if summary.hit_rate is not None else "processor time"
-        )
-        rows.append((f"predicted, given the run's {said}", fit.at(_hits(summary), share)))
+    share = _share(fit, cost)
+    given = f"{100 * share:.0f} % of the processor"
+    if cost.lookups:
+        given = f"hit rate and {given}"
+    rows = (("predicted", fit.estimate), (f"predicted, given the run's {given}", fit.at(_hits(cost), share)))
     for label, found in rows:
         speed = f"{found.low:.3g} to {found.high:.3g}"
         yield label, speed, f"{100 * found.hit_rate:.1f} %", f"{found.bytes_per_token / _MIB:.1f}"
-    rate = "-" if summary.hit_rate is None else f"{100 * summary.hit_rate:.1f} %"
-    read = "-" if summary.bytes_per_token is None else f"{summary.bytes_per_token / _MIB:.1f}"
-    yield "measured", f"{summary.tok_s:.3g}", rate, read
+    rate = f"{100 * _hits(cost):.1f} %" if cost.lookups else "-"
+    read = "-" if cost.read_bytes is None else f"{_read(cost) / _MIB:.1f}"
+    yield "measured", f"{cost.decodes / cost.decode_s:.3g}", rate, read
 
 
-def granted(fit: Fit, summary: RunSummary) -> float | None:
-    """The share of the processor that a run had while it did not wait for reads; None if it was not measured."""
-    if summary.cpu_s is None or fit.processor is None:
-        return None
-    busy = summary.decode_s - (summary.io_wait_s or 0.0)
-    return min(1.0, summary.cpu_s / (busy * fit.processor.threads)) if busy > 0 else None
+def _share(fit: Fit, cost: DecodeCost) -> float:
+    from bmoe.fit.overhead import granted
+
+    assert fit.measured is not None
+    return granted(cost, fit.measured.processor.threads)
 
 
-def _hits(summary: RunSummary) -> float:
-    return 1.0 if summary.hit_rate is None else summary.hit_rate
+def _hits(cost: DecodeCost) -> float:
+    return (cost.hits or 0) / cost.lookups if cost.lookups else 1.0
+
+
+def _read(cost: DecodeCost) -> float:
+    """Bytes per token, of all that was read."""
+    return ((cost.read_bytes or 0) + (cost.ahead_bytes or 0)) / cost.decodes
 
 
 def _percent(hits: Any) -> str:
@@ -248,13 +250,14 @@ def _shown(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def as_json(model: str, fit: Fit, fetched: int | None, summary: RunSummary | None) -> dict[str, Any]:
+def as_json(model: str, fit: Fit, fetched: int | None, cost: DecodeCost | None) -> dict[str, Any]:
     """All of it as plain data; null is what is not known or does not apply."""
     import dataclasses
 
     from bmoe.fit.remote import is_url, shown
 
-    choice, plan, found = fit.choice, fit.choice.plan, fit.estimate
+    choice, plan, found, measured = fit.choice, fit.choice.plan, fit.estimate, fit.measured
+    drive = measured.drive if measured else None
     return {
         "schema": SCHEMA,
         "model": shown(model) if is_url(model) else model,
@@ -277,23 +280,22 @@ def as_json(model: str, fit: Fit, fetched: int | None, summary: RunSummary | Non
         "compute_s": found.compute_s if found else None,
         "read_s": found.read_s if found else None,
         "manage_s": found.manage_s if found else None,
-        "processor": dataclasses.asdict(fit.processor) if fit.processor else None,
-        "drive": {**dataclasses.asdict(fit.drive), "bytes_per_s": fit.costs.bandwidth}
-        if fit.drive and fit.costs
-        else None,
+        "processor": dataclasses.asdict(measured.processor) if measured else None,
+        "overhead": dataclasses.asdict(measured.overhead) if measured else None,
+        "drive": {**dataclasses.asdict(drive), "bytes_per_s": measured.costs.bandwidth} if measured and drive else None,
         "advice": [dataclasses.asdict(advice) for advice in fit.advice],
-        "measured": _measured(fit, summary) if summary else None,
+        "measured": _measured(fit, cost) if cost else None,
     }
 
 
-def _measured(fit: Fit, summary: RunSummary) -> dict[str, Any]:
-    share = granted(fit, summary)
-    again = fit.at(_hits(summary), share) if share is not None else None
+def _measured(fit: Fit, cost: DecodeCost) -> dict[str, Any]:
+    share = _share(fit, cost)
+    again = fit.at(_hits(cost), share)
     return {
-        "tok_s": summary.tok_s,
-        "hit_rate": summary.hit_rate,
-        "bytes_per_token": summary.bytes_per_token,
-        "tokens": summary.tokens,
+        "tok_s": cost.decodes / cost.decode_s,
+        "hit_rate": _hits(cost) if cost.lookups else None,
+        "bytes_per_token": None if cost.read_bytes is None else _read(cost),
+        "tokens": cost.decodes,
         "processor_share": share,
-        "predicted_for_this": {"tok_s_low": again.low, "tok_s_high": again.high} if again else None,
+        "predicted_for_this": {"tok_s_low": again.low, "tok_s_high": again.high},
     }

@@ -66,7 +66,11 @@ def _head(fit: Fit) -> Iterator[str]:
     yield _line(
         f"For {fit.facts.name}, by bmoe profile make, after the bundled profile {fit.choice.name}: {fit.choice.why}."
     )
-    rate = "" if fit.drive is None else f", with a hit rate of {100 * hits.expected:.0f} %"
+    rate = (
+        ""
+        if fit.measured is None or fit.measured.drive is None
+        else f", with a hit rate of {100 * hits.expected:.0f} %"
+    )
     yield _line(f"Expected: {found.low:.3g} to {found.high:.3g} tok/s{rate}.")
     yield ""
 

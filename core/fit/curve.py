@@ -44,11 +44,11 @@ class Curve:
     def at(self, share: float) -> float:
         """The hit rate with ``share`` of all experts in memory.
 
-        A trace is short, so that many misses are first uses, which a longer run has behind it: from a half on the
-        curve goes straight to 1, which is what holding all experts gives.
+        The traces that stand for any model are short: many of their misses are first uses, which a longer run has
+        behind it. From a half on their curves go straight to 1, which is what holding all experts gives.
         """
         points = [(0.0, 0.0)]
-        points += [(x, y) for x, y in zip(self.shares, self.hit_rates, strict=True) if x <= 0.5]
+        points += [(x, y) for x, y in zip(self.shares, self.hit_rates, strict=True) if x <= 0.5 or self.models]
         points.append((1.0, 1.0))
         return _between(points, share)
 

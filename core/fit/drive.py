@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bmoe.choices import Choice
@@ -23,7 +23,7 @@ _SAMPLE = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """Median seconds to read one expert (``first_s``), and for each more at the same time; experts of ``slice_bytes``.
+    """Median seconds to wait for one expert (``first_s``), and for each more at once; experts of ``slice_bytes``.
 
     ``fetcher`` read them from ``path``; ``direct`` tells whether the page cache was bypassed.
     """
@@ -34,6 +34,11 @@ class Drive:
     fetcher: str
     path: str
     direct: bool
+
+    def mean(self, other: Drive) -> Drive:
+        """Of two measurements of the same drive."""
+        first_s, next_s = (self.first_s + other.first_s) / 2, (self.next_s + other.next_s) / 2
+        return replace(self, first_s=first_s, next_s=next_s)
 
 
 def measure(facts: ModelFacts, choice: Choice, given: Facts, place: Path | None = None) -> Drive:
@@ -62,8 +67,9 @@ def measure(facts: ModelFacts, choice: Choice, given: Facts, place: Path | None 
             while len(times[used]) < _LEAST or (time.perf_counter() < until and len(times[used]) < _MOST):
                 for count, took in times.items():
                     batch = _batch(region.address, slices * count, shards, draw)
-                    began = time.perf_counter()
-                    fetcher.wait(fetcher.submit(batch), 0)
+                    ticket = fetcher.submit(batch)
+                    began = time.perf_counter()  # what submitting takes counts as making room (core/fit/overhead.py)
+                    fetcher.wait(ticket, 0)
                     took.append(time.perf_counter() - began)
             direct = bool(fetcher.direct)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bmoe.contracts import ModelFacts
+from bmoe.fit.overhead import Overhead
 
 PAGE = 4096
 MARGIN = 1.25
@@ -15,22 +16,18 @@ MARGIN = 1.25
 class Costs:
     """What was measured, in seconds.
 
-    Of the processor: ``compute_s`` a token's arithmetic, ``layer_s`` what each layer costs beside it; by the clock they
-    take longer if only a ``share`` of the processor is granted, others having the rest.
+    Of the processor: ``compute_s`` a token's products, and the ``overhead`` beside them; by the clock they take longer
+    if only a ``share`` of the processor is granted, others having the rest.
     A read of one expert's slices takes ``first_s``, each further expert read with it ``next_s``, both for experts of
-    ``slice_bytes``; ``entry_s`` and ``byte_s`` is what a place for an expert in a cache costs, and for each of its
-    bytes, ``shared_s`` what it costs without one.
+    ``slice_bytes``.
     """
 
     compute_s: float
-    layer_s: float
-    first_s: float
-    next_s: float
-    slice_bytes: int
-    entry_s: float
-    byte_s: float
-    shared_s: float
+    overhead: Overhead
     share: float = 1.0
+    first_s: float = 0.0
+    next_s: float = 0.0
+    slice_bytes: int = 0
 
     @property
     def bandwidth(self) -> float:
@@ -78,7 +75,7 @@ def estimate(facts: ModelFacts, costs: Costs, hit_rate: float, *, scale: float =
 
     Not ``cached``: experts are read into shared places, for which no memory has to be found.
     """
-    miss = 1 - min(max(hit_rate, 0.0), 1.0)
+    miss, over = 1 - min(max(hit_rate, 0.0), 1.0), costs.overhead
     nbytes = read_s = manage_s = 0.0
     for bank in facts.banks:
         used = min(bank.n_used, bank.n_expert)
@@ -89,7 +86,7 @@ def estimate(facts: ModelFacts, costs: Costs, hit_rate: float, *, scale: float =
         ratio = entry / costs.slice_bytes if costs.slice_bytes else 0.0
         nbytes += missing * entry
         read_s += any_missing * max(0.0, costs.first_s - costs.next_s) + missing * costs.next_s * ratio
-        manage_s += missing * (costs.entry_s + costs.byte_s * entry if cached else costs.shared_s)
+        manage_s += missing * (over.entry_s + over.byte_s * entry if cached else over.shared_s)
     layers = facts.n_layer - facts.n_nextn
-    compute_s = (costs.compute_s + layers * costs.layer_s) / costs.share
+    compute_s = (costs.compute_s + layers * over.layer_s) / costs.share
     return Estimate(1 - miss, nbytes, compute_s, read_s, manage_s / costs.share)

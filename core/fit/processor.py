@@ -3,45 +3,42 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 
 from bmoe.contracts import ModelFacts, TensorFacts
-from bmoe.native import matmul, memory
+from bmoe.native import matmul
 
-_INTERPRETER_S = 0.0043
-"""What :func:`_loop` took on the processor where the constants below were measured (docs/how-to/will-it-run.md)."""
-_LAYER_S = 25e-6
-_ENTRY_S, _SHARED_S = 160e-6, 45e-6
-_FAULTS = 0.25
-"""Page faults' worth of time that finding a place costs for each page: most pages are moved, not faulted."""
 _IN_LAYER = re.compile(r"blk\.(\d+)\.")
 _NO_PRODUCT = re.compile(r"(token_embd|rope_freqs)\b.*|.*(norm|bias|_b|sinks|ssm_a|ssm_d)(\.\w+)?$|.*\.bias|.*\.scale")
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What the processor does, in seconds of its own, not of the clock.
+    """What the processor does with a token's products.
 
-    ``compute_s`` a token on each of ``threads``; ``layer_s`` a layer beside it; a place for an expert: ``entry_s`` in a
-    cache, where another is given up for it, and ``byte_s`` for each of its bytes, ``shared_s`` without a cache.
-    ``share`` of its time was granted to this process: clearly below 1 where other programs use the cores.
-    ``products`` has GB/s by the clock, by type.
+    ``compute_s`` a token on each of ``threads``, in seconds of its own, not of the clock; ``share`` of its time was
+    granted to this process: clearly below 1 where other programs use the cores. ``products`` has GB/s by the clock, by
+    type.
     """
 
     compute_s: float
-    layer_s: float
-    entry_s: float
-    byte_s: float
-    shared_s: float
     share: float
     threads: int
     products: tuple[tuple[str, float], ...]
 
+    def mean(self, other: Processor) -> Processor:
+        """Of two measurements at different times, since a processor is now faster and now slower."""
+        mine, theirs = self.compute_s / self.share, other.compute_s / other.share
+        wall_s = (mine + theirs) / 2
+        share = (self.compute_s + other.compute_s) / (mine + theirs) if wall_s else 1.0
+        both = zip(self.products, other.products, strict=True)
+        rates = tuple((kind, 2 / (1 / a + 1 / b)) for (kind, a), (_, b) in both)
+        return Processor(wall_s * share, share, self.threads, rates)
 
-def measure(facts: ModelFacts, threads: int) -> Processor:
-    """Measure in a second or less, most of it for quantisations that are slow. Raises NativeError without ggml."""
+
+def measure(facts: ModelFacts, threads: int, seconds: float = 0.1) -> Processor:
+    """Measure each type and shape of weights for some ``seconds``. Raises NativeError without ggml."""
     work: dict[tuple[str, int, int], int] = defaultdict(int)
     for bank in facts.banks:
         for p in bank.projections:
@@ -52,6 +49,7 @@ def measure(facts: ModelFacts, threads: int) -> Processor:
             work[p.type_name, width, rows] += min(bank.n_used, bank.n_expert) * p.stride
     for tensor in active_dense(facts):
         work[tensor.type_name, tensor.shape[0], tensor.shape[1]] += tensor.nbytes
+    weights = min(facts.file_bytes, matmul.WEIGHTS)  # a small model stays in the processor's cache
     total = wall_s = cpu_s = 0.0  # wall_s by the clock, cpu_s of all threads together
     rates: dict[str, list[float]] = defaultdict(list)
     known: dict[tuple[str, int, int], tuple[float, float] | None] = {}
@@ -59,7 +57,7 @@ def measure(facts: ModelFacts, threads: int) -> Processor:
     for (kind, width, rows), nbytes in sorted(work.items(), key=lambda item: -item[1]):
         key = (kind, width, min(rows, 4096))  # a matrix with more rows is as fast for each of them
         if key not in known:
-            known[key] = matmul.seconds_per_byte(kind, width, key[2], threads)
+            known[key] = matmul.seconds_per_byte(kind, width, key[2], threads, seconds=seconds, weights=weights)
         took = known[key]
         if took is None:
             unknown += nbytes
@@ -70,18 +68,8 @@ def measure(facts: ModelFacts, threads: int) -> Processor:
         rates[kind].append(1e-9 / took[0])
     if total:  # a type that this ggml has no product for counts like the others
         wall_s, cpu_s = wall_s * (1 + unknown / total), cpu_s * (1 + unknown / total)
-    slow = _loop() / _INTERPRETER_S
     share = min(1.0, cpu_s / (threads * wall_s)) if wall_s else 1.0
-    return Processor(
-        compute_s=wall_s * share,
-        layer_s=_LAYER_S * slow,
-        entry_s=_ENTRY_S * slow,
-        shared_s=_SHARED_S * slow,
-        byte_s=_FAULTS * _fault_s() / memory.PAGE,
-        share=share,
-        threads=threads,
-        products=tuple((kind, min(each)) for kind, each in rates.items()),
-    )
+    return Processor(wall_s * share, share, threads, tuple((kind, min(each)) for kind, each in rates.items()))
 
 
 def active_dense(facts: ModelFacts) -> list[TensorFacts]:
@@ -105,27 +93,3 @@ def _inner(facts: ModelFacts, stride: int, type_name: str) -> int:
 
     block, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
     return max(1, stride // int(nbytes) * int(block) // facts.n_embd)
-
-
-def _loop() -> float:
-    """The interpreter's speed: a fixed piece of work, the best of five."""
-    best = float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
-        total, table = 0, {}
-        for number in range(60_000):
-            table[number & 255] = number
-            total += number
-        best = min(best, time.perf_counter() - began)
-    return best
-
-
-def _fault_s() -> float:
-    """Seconds that the first write to a page takes."""
-    region = memory.reserve(8 << 20)
-    try:
-        began = time.perf_counter()
-        memory.fill(region.address, 0, region.nbytes)
-        return (time.perf_counter() - began) / (region.nbytes / memory.PAGE)
-    finally:
-        region.close()

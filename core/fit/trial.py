@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 
 from bmoe.bundled import bundled_sets
-from bmoe.contracts import RunSummary
+from bmoe.decode import DecodeCost
 from bmoe.engine import open_engine
 from bmoe.errors import ModelError
-from bmoe.fit.verdict import Fit
 
 _PROMPT_TOKENS = 192
 
 
-def run(fit: Fit, model: str, overrides: tuple[str, ...], tokens: int, remember: Path | None = None) -> RunSummary:
-    """Generate ``tokens`` tokens after a prompt of some two hundred from the bundled texts, and say what it took.
+def run(profile: str, model: str, overrides: Sequence[str], tokens: int, remember: Path | None = None) -> DecodeCost:
+    """Decode ``tokens`` tokens one by one after a prompt of some two hundred, and say what they took together.
 
-    The prompt fills the cache: from an empty one the first tokens would all miss. Raises what a run raises, and
-    ModelError if it ended before there was a speed.
+    Prompt and tokens are of the bundled texts: what a model would say may end after two tokens, or go round in a
+    circle of few experts. The prompt fills the cache: from an empty one the first tokens would all miss. Raises what a
+    run raises, and ModelError if the context has no room for them.
     """
-    settings = [setting.override for setting in fit.choice.settings]
-    with open_engine(fit.choice.name, model, [*settings, *overrides], remember=remember) as engine:
-        room = max(1, min(_PROMPT_TOKENS, engine.plan.ctx - tokens - 1))
+    with open_engine(profile, model, overrides, remember=remember) as engine:
+        room = min(_PROMPT_TOKENS, engine.plan.ctx - tokens)
+        if room < 1:
+            raise ModelError(f"{model}: {tokens} tokens do not fit into a context of {engine.plan.ctx}; give fewer")
+        text = list(islice(cycle(engine.model.tokenize(_text())), room + tokens))
+        total = DecodeCost()
         with engine.conversation() as conversation:
-            for _ in conversation.generate(engine.model.tokenize(_text())[:room], tokens):
-                pass
-            summary = conversation.summary
-    if summary is None or summary.tok_s is None:
-        raise ModelError(f"{model}: the run ended after too few tokens to have a speed; give more with -n")
-    return summary
+            conversation.feed(text[:room])
+            for token in text[room:]:
+                total.add(conversation.feed([token]))
+                engine.relieve()
+    return total
 
 
 def _text() -> str:

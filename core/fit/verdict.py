@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bmoe.budget import size_budget
 from bmoe.contracts import ModelFacts
 from bmoe.errors import ModelError
-from bmoe.fit import drive as drives
-from bmoe.fit import processor as processors
 from bmoe.fit.choose import Choice, Setting, Wish, choose, with_memory
 from bmoe.fit.curve import HitRate, expected_hits
-from bmoe.fit.estimate import Costs, Estimate, estimate
+from bmoe.fit.estimate import PAGE, Estimate, estimate
+from bmoe.fit.measure import Measured, measure, reader
 from bmoe.machine import Machine
 from bmoe.plan import Plan
 from bmoe.plugins import Catalog
@@ -45,9 +43,7 @@ class Fit:
     reason: str
     hits: HitRate | None = None
     estimate: Estimate | None = None
-    costs: Costs | None = None
-    processor: processors.Processor | None = None
-    drive: drives.Drive | None = None
+    measured: Measured | None = None
     advice: tuple[Advice, ...] = ()
 
     @property
@@ -57,9 +53,9 @@ class Fit:
 
     def at(self, hit_rate: float, share: float) -> Estimate:
         """The estimate for another hit rate and another share of the processor, such as those of a run."""
-        assert self.costs is not None
+        assert self.measured is not None
         assert self.choice.plan is not None
-        costs = replace(self.costs, share=min(1.0, max(share, 0.01)))
+        costs = replace(self.measured.costs, share=min(1.0, max(share, 0.01)))
         return estimate(self.facts, costs, hit_rate, cached=self.choice.plan.budget.bytes > 0)
 
 
@@ -74,7 +70,7 @@ def judge(
     remote: bool = False,
     remember: Path | None = None,
 ) -> Fit:
-    """Choose, measure, estimate: some 4 s.
+    """Choose, measure, estimate: some 3 s, and 10 s where experts are streamed.
 
     ``place`` is where the drive is measured instead of the model's own files, which a ``remote`` one has none of;
     ``hit_rate`` replaces that of the reference curves. Raises what the measurements raise: ReadError, ModelError,
@@ -86,58 +82,60 @@ def judge(
     plan, free = choice.plan, machine.available_bytes
     if plan is None or choice.reason:
         return Fit(facts, free, choice, choice.reason)
-    choice, processor = _threads(choice, plan, wish)
-    drive, costs = None, Costs(processor.compute_s, processor.layer_s, 0, 0, 0, 0, 0, 0, processor.share)
-    hits = HitRate(1.0, 1.0, 1.0, "the whole model is in memory")
-    if plan.streaming:
-        with drives.sample(place or ".") if remote or place else nullcontext() as path:
-            drive = drives.measure(facts, plan.fetch, plan.facts_for_build(), path)
-        if path is not None:
-            drive = replace(drive, path=place or ".")  # the file itself is gone, and may never have had a name
-        costs = replace(
-            costs,
-            first_s=drive.first_s,
-            next_s=drive.next_s,
-            slice_bytes=drive.slice_bytes,
-            entry_s=processor.entry_s,
-            byte_s=processor.byte_s,
-            shared_s=processor.shared_s,
-        )
-        hits = expected_hits(facts.name, facts.n_expert, facts.n_used, held_share(plan))
-    if hit_rate is not None and plan.streaming:
-        hits = HitRate(hit_rate, hit_rate, hit_rate, "as given")
-    found = estimate(facts, costs, hits.expected, cached=plan.budget.bytes > 0)
-    made = Fit(facts, free, choice, "", hits, found, costs, processor, drive)
+    hits = _hits(plan, hit_rate)
+
+    def expect(measured: Measured) -> Estimate:
+        return estimate(facts, measured.costs, hits.expected, cached=plan.budget.bytes > 0)
+
+    with reader(plan, place, remote=remote) as read:
+        usual = measure(plan, catalog.archs, plan.threads, read)
+        measured = usual
+        if plan.threads > 1 and plan.profile.model.threads == "auto" and not wish.profile:
+            single = measure(plan, catalog.archs, 1, lambda: usual.drive)
+            slower = expect(usual).token_s / expect(single).token_s
+            if slower >= _CLEARLY:
+                measured, why = single, f"with {plan.threads} a token takes {slower:.1f} times as long"
+                setting = Setting("model.threads", "1", why)
+                choice = replace(choice, settings=(*choice.settings, setting))
+        measured = measured.mean(measure(plan, catalog.archs, measured.processor.threads, read))
+    found = expect(measured)
+    made = Fit(facts, free, choice, "", hits, found, measured)
     advice = sorted(_advice(made, plan, fixed=hit_rate is not None), key=lambda each: -each.gain)
     return replace(made, advice=tuple(each for each in advice if each.gain >= _WORTH))
 
 
 def held_share(plan: Plan, nbytes: int | None = None, scale: float = 1.0) -> float:
-    """The share of all experts that the cache holds, or one of ``nbytes`` would, with experts of ``scale`` the size."""
-    budget = plan.budget if nbytes is None else size_budget(nbytes, 0, plan.facts, 4096)
-    entries = sum(bank.n_expert for bank in plan.facts.banks)
-    return min(1.0, budget.capacity / scale / entries) if entries else 0.0
+    """The share of all experts that the cache holds, or one of ``nbytes`` would, with experts of ``scale`` the size.
+
+    Of the pages at the ends of a slice each neighbour has its part: where both are in memory they count once. So with
+    a share s held, an expert takes its bytes and, for each of its slices, (1 - s) pages.
+    """
+    banks = plan.facts.banks
+    experts = sum(bank.n_expert for bank in banks)
+    if not experts:
+        return 0.0
+    own = plan.facts.expert_bytes * scale / experts
+    edges = PAGE * sum(bank.n_expert * len(bank.projections) for bank in banks) / experts
+    each = (plan.budget.bytes if nbytes is None else nbytes) / experts
+    if each >= own:
+        return 1.0
+    return (own + edges - math.sqrt((own + edges) ** 2 - 4 * edges * each)) / (2 * edges)
 
 
-def _threads(choice: Choice, plan: Plan, wish: Wish) -> tuple[Choice, processors.Processor]:
-    """Measure with the plan's threads and with one; where that is faster it becomes a setting, with the reason."""
-    usual = processors.measure(plan.facts, plan.threads)
-    if plan.profile.model.threads != "auto" or plan.threads == 1 or wish.profile:
-        return choice, usual
-    single = processors.measure(plan.facts, 1)
-    slower = usual.compute_s / usual.share / (single.compute_s / single.share)
-    if slower < _CLEARLY:
-        return choice, usual
-    why = f"{plan.threads} threads took {slower:.1f} times as long: the cores are busy"
-    setting = Setting("model.threads", "1", why)
-    return replace(choice, settings=(*choice.settings, setting)), single
+def _hits(plan: Plan, given: float | None) -> HitRate:
+    facts = plan.facts
+    if not plan.streaming:
+        return HitRate(1.0, 1.0, 1.0, "the whole model is in memory")
+    if given is not None:
+        return HitRate(given, given, given, "as given")
+    return expected_hits(facts.name, facts.n_expert, facts.n_used, held_share(plan))
 
 
 def _advice(fit: Fit, plan: Plan, *, fixed: bool) -> Iterator[Advice]:
-    facts, costs, now, processor = fit.facts, fit.costs, fit.estimate, fit.processor
-    assert costs is not None
+    facts, now, measured = fit.facts, fit.estimate, fit.measured
     assert now is not None
-    assert processor is not None
+    assert measured is not None
+    costs, processor = measured.costs, measured.processor
     cached = plan.budget.bytes > 0
 
     def expected(share: float) -> float:

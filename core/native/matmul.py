@@ -1,6 +1,6 @@
 """How fast this processor multiplies a vector by weights of one type: measured with ggml's own kernels.
 
-No model is needed. The weights are bytes that mean nothing, enough of them that no cache holds them all.
+No model is needed. The weights are bytes that mean nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 from bmoe.errors import NativeError
 from bmoe.native import lib, memory, repack, tensor
 
-_WEIGHTS = 64 << 20
+WEIGHTS = 64 << 20
+"""Bytes that are enough for no processor's cache to hold them all."""
 _SLACK = 32 << 20  # tensors, graph and the work buffer that ggml takes from the same memory, anew for each time
 _MOST_NODES, _OVERHEAD = 1024, 1024
-_LEAST_ROUNDS, _MOST_ROUNDS, _SECONDS = 3, 64, 0.1
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 64
 _NO_WEIGHTS = {"F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"}  # ggml ends the process on their product
 _PATTERN = 0x11  # as f16, bf16 or f32 a small normal number: neither zero nor subnormal, which would be timed wrong
 
@@ -38,10 +39,13 @@ def _compute() -> tuple[Any, Any]:
     return base, cpu
 
 
-def seconds_per_byte(type_name: str, width: int, rows: int, threads: int) -> tuple[float, float] | None:
+def seconds_per_byte(
+    type_name: str, width: int, rows: int, threads: int, *, seconds: float = 0.1, weights: int = WEIGHTS
+) -> tuple[float, float] | None:
     """Seconds by the clock, and of all processors together, per byte of weights: a vector times ``[width, rows]``.
 
-    Means over a tenth of a second, so that what other programs take of the processor counts as it would in a run.
+    ``weights`` is how many bytes are gone through, in turn. Means over some ``seconds``, so that what other programs
+    take of the processor counts as it would in a run.
     None for a type or a width that ggml has no product for.
     """
     code = repack.type_codes().get(type_name)
@@ -49,8 +53,8 @@ def seconds_per_byte(type_name: str, width: int, rows: int, threads: int) -> tup
     if code is None or type_name in _NO_WEIGHTS or width % base.ggml_blck_size(code):
         return None
     row = base.ggml_row_size(code, width)
-    rows = max(1, min(rows, _WEIGHTS // row))
-    count = max(1, min(_MOST_NODES, _WEIGHTS // (row * rows)))
+    rows = max(1, min(rows, weights // row))
+    count = max(1, min(_MOST_NODES, weights // (row * rows)))
     # ggml ends the process where a context is full: tensors and what they are multiplied to, the graph, and slack
     each = row * rows + 4 * rows + 2 * _OVERHEAD
     region = memory.reserve(count * each + 4 * width + _SLACK, huge=True)
@@ -70,7 +74,7 @@ def seconds_per_byte(type_name: str, width: int, rows: int, threads: int) -> tup
         _once(cpu, context, graph, threads)  # warms up
         taken = max(1, base.ggml_used_mem(context) - before)
         most = min(_MOST_ROUNDS, (region.nbytes - base.ggml_used_mem(context)) // taken - 1)
-        while rounds < most and (rounds < _LEAST_ROUNDS or wall < _SECONDS):
+        while rounds < most and (rounds < _LEAST_ROUNDS or wall < seconds):
             began, used = time.perf_counter(), time.process_time()
             _once(cpu, context, graph, threads)
             wall += time.perf_counter() - began

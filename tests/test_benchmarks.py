@@ -207,3 +207,13 @@ def test_read_ahead_gives_waits_with_and_without_a_prefetcher_and_what_it_wasted
     assert right["wasted_mib"] == 0
     assert right["ahead_mib"] > wrong["ahead_mib"] > 0
     assert half["gain"]["low"] <= half["gain"]["ratio"] <= half["gain"]["high"]
+
+
+@pytest.mark.slow
+def test_fit_holds_predictions_against_runs():
+    done = run("fit.py", "--json", "--rounds", "1", "--only", "bmoe-ref, a third cached, 1 thread")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert 1 == row["runs"] >= row["inside"]
+    assert 1 < row["widest"] <= 1.6
+    assert row["hit_rate"][0] == pytest.approx(row["hit_rate"][1], abs=0.05)

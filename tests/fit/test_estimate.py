@@ -77,7 +77,7 @@ def test_smaller_experts_are_never_slower(hit, scale):
     assert estimate(FACTS, COSTS, hit, scale=scale).token_s <= estimate(FACTS, COSTS, hit).token_s * (1 + 1e-9)
 
 
-PLAN = SimpleNamespace(facts=replace(FACTS, expert_bytes=32 << 20), budget=SimpleNamespace(bytes=16 << 20))
+PLAN = SimpleNamespace(facts=FACTS, budget=SimpleNamespace(bytes=16 << 20))
 
 
 def test_a_cache_for_all_slices_holds_all_and_none_holds_none():

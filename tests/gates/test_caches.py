@@ -14,44 +14,17 @@ from bmoe.contracts import CachePolicy, ExpertKey, Provider
 from bmoe.errors import PluginError
 from bmoe.testing import CachePolicyGates
 from bmoe_plugins.caches.lru import Lru
-
-
-class NaiveLru:
-    """Least recently used as a list, searched from its cold end."""
-
-    below_cycle = False
-
-    def __init__(self, capacity: int) -> None:
-        self._order: list[ExpertKey] = []
-        self._used: list[ExpertKey] = []
-
-    def touch(self, keys: Sequence[ExpertKey], /) -> None:
-        self._used = list(keys)
-        self._rank(self._used)
-
-    def admit(self, key: ExpertKey, cold: bool, /) -> None:
-        self._order.insert(0 if cold else len(self._order), key)
-        if not cold and key in self._used:
-            self._rank(self._used[self._used.index(key) :])
-
-    def _rank(self, keys: Sequence[ExpertKey]) -> None:
-        self._order = [k for k in self._order if k not in keys] + [k for k in keys if k in self._order]
-
-    def victim(self, pinned: Collection[ExpertKey], /) -> ExpertKey | None:
-        return next((key for key in self._order if key not in pinned), None)
-
-    def forget(self, key: ExpertKey, /) -> None:
-        self._order = [other for other in self._order if other != key]
-
-
-class NaiveNone(NaiveLru):
-    """First in, first out as a list."""
-
-    def touch(self, keys: Sequence[ExpertKey], /) -> None:
-        """Use does not count."""
-
-    def admit(self, key: ExpertKey, cold: bool, /) -> None:
-        self._order.append(key)
+from tests.gates.naive_caches import (
+    NaiveArc,
+    NaiveEdgeMoe,
+    NaiveHistory,
+    NaiveLfu,
+    NaiveLru,
+    NaiveNextUse,
+    NaiveNone,
+    NaiveS3Fifo,
+    NaiveSieve,
+)
 
 
 class TestLru(CachePolicyGates):
@@ -65,6 +38,54 @@ class TestNone(CachePolicyGates):
     naive = NaiveNone
     ranks_by_use = False
     golden: ClassVar = {"zipf": 3335, "scan": 0, "locality": 5947}
+
+
+class TestLfu(CachePolicyGates):
+    plugin, provider = "bmoe", "lfu"
+    naive = NaiveLfu
+    golden: ClassVar = {"zipf": 4409, "scan": 0, "locality": 3330}
+
+
+class TestDecay(CachePolicyGates):
+    plugin, provider = "bmoe", "decay"
+    naive = NaiveHistory
+    golden: ClassVar = {"zipf": 4406, "scan": 0, "locality": 5455}
+
+
+class TestNextUse(CachePolicyGates):
+    plugin, provider = "bmoe", "next-use"
+    naive = NaiveNextUse
+    golden: ClassVar = {"zipf": 4469, "scan": 0, "locality": 5494}
+
+
+class TestEdgeMoe(CachePolicyGates):
+    plugin, provider = "bmoe", "edgemoe"
+    naive = NaiveEdgeMoe
+    golden: ClassVar = {"zipf": 4472, "scan": 0, "locality": 4429}
+
+
+class TestEdgeMoeAsPrinted(CachePolicyGates):
+    plugin, provider = "bmoe", "edgemoe"
+    options: ClassVar = {"formula": "literal"}
+    golden: ClassVar = {"zipf": 4355, "scan": 0, "locality": 4269}
+
+
+class TestSieve(CachePolicyGates):
+    plugin, provider = "bmoe", "sieve"
+    naive = NaiveSieve
+    golden: ClassVar = {"zipf": 4122, "scan": 0, "locality": 2731}
+
+
+class TestS3Fifo(CachePolicyGates):
+    plugin, provider = "bmoe", "s3fifo"
+    naive = NaiveS3Fifo
+    golden: ClassVar = {"zipf": 4250, "scan": 0, "locality": 5775}
+
+
+class TestArc(CachePolicyGates):
+    plugin, provider = "bmoe", "arc"
+    naive = NaiveArc
+    golden: ClassVar = {"zipf": 4053, "scan": 0, "locality": 6017}
 
 
 def docs_example() -> dict[str, Any]:

@@ -168,3 +168,24 @@ def test_the_published_hit_rates_come_out_to_the_decimal(published, name, mib, l
         lru == round(100 * play_lru(trace, budget).hit_rate, 1) == round(100 * play(policy, trace, budget).hit_rate, 1)
     )
     assert belady == round(100 * play_belady(trace, budget).hit_rate, 1)
+
+
+@pytest.mark.parametrize("name", ["qwen", "gemma", "gptoss"])
+def test_the_expected_next_use_reads_less_than_lru_on_every_published_trace(published, name):
+    trace = published(name)
+    shares = {}
+    for mib in (500, 1000, 2000, 3000, 4000, 6000, 8000):
+        budget = mib << 20
+        policy = Contender("next-use", "next-use").built(trace, budget)
+        shares[mib] = play(policy, trace, budget).missed_bytes / play_lru(trace, budget).missed_bytes
+
+    assert max(shares.values()) < 1, shares
+    assert max(shares[mib] for mib in (2000, 3000, 4000)) <= 0.95, shares
+
+
+@pytest.mark.parametrize("policy", ["lfu", "decay", "next-use", "edgemoe"])
+def test_below_one_tokens_cycle_there_are_hits_where_lru_has_none(published, policy):
+    trace, budget = published("qwen"), 500 << 20
+
+    assert 0 == play_lru(trace, budget).hits
+    assert play(Contender(policy, policy).built(trace, budget), trace, budget).hit_rate > 0.2

@@ -388,18 +388,18 @@ class CachePolicy(Protocol):
 class RoutingEvent:
     """What a plugin with ``wants`` observes after a routing: read-only views, valid during the call.
 
-    ``ids`` is int32 [n_tokens, n_used] in router-rank order; the optional arrays are present if wanted and if the
-    graph has the node: ``probs``/``logits`` float32 [n_tokens, n_expert], ``weights`` float32 [n_tokens, n_used],
-    ``activation`` the router's input float32 [n_tokens, n_embd].
+    ``ids`` is int32 [n_tokens, n_used] in router-rank order. The others, float32, are present if wanted and if the
+    graph has them: ``probs`` [n_tokens, n_expert] what the router gave to every expert, summing to 1 where it is a
+    softmax; ``scores`` of the same shape what the experts were ranked by, with -inf for those of groups that were ruled
+    out; ``activation`` [n_tokens, n_embd] the router's input. ``wants`` names them; ``topk`` is the ids.
     """
 
     layer: int
     bank: int
     batch: BatchContext
     ids: NDArray[np.int32]
-    logits: NDArray[np.float32] | None = None
     probs: NDArray[np.float32] | None = None
-    weights: NDArray[np.float32] | None = None
+    scores: NDArray[np.float32] | None = None
     activation: NDArray[np.float32] | None = None
 
 

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from bmoe.bind import HotPath, bind
 from bmoe.budget import CacheBudget, resized, size_budget, widest_ubatch
-from bmoe.contracts import BatchContext, DenseTensor, Placement, Repacking, RunRecord
+from bmoe.contracts import BatchContext, Placement, RunRecord
 from bmoe.decode import DecodeCost
 from bmoe.errors import NativeError, ProfileError
 from bmoe.guesses import GuessingStore
 from bmoe.lane import Lane
 from bmoe.log import get_logger
 from bmoe.machine import read_machine
-from bmoe.native import capture, interrupts, mapping, repack, tensor
+from bmoe.native import interrupts, repack, tensor
 from bmoe.native.evalhook import Seam, make_seam
 from bmoe.native.memory import PAGE
 from bmoe.native.model import Context, ContextOptions, Model
 from bmoe.native.nodetimer import NodeTimer
+from bmoe.opened import notices, resolved
 from bmoe.plan import Plan
 from bmoe.pressure import PressureWatch
-from bmoe.problems import toml_value
 from bmoe.process import ProcessCounters
 from bmoe.profile import Profile
 from bmoe.resolve import resolve
@@ -36,6 +36,7 @@ from bmoe.store import ExpertStore, Store
 from bmoe.stream import Stream
 from bmoe.telemetry import FanOut, describe_run
 from bmoe.trace.recording import Tracing
+from bmoe.weights import bind_weights, find_repacked
 
 if TYPE_CHECKING:
     from bmoe.conversation import Conversation
@@ -85,7 +86,7 @@ class Engine:
         self.open_s = time.perf_counter() - began
         self.open_peak_rss_bytes = self.process.peak_rss_bytes()
         self.process.forget_peak()
-        self.record: RunRecord = describe_run(plan, notices=self._notices(), resolved=self._resolved())
+        self.record: RunRecord = describe_run(plan, notices=notices(self), resolved=resolved(self))
         self._log.info("model opened", model=plan.facts.path, arch=plan.facts.arch, seconds=round(self.open_s, 3))
 
     def _open(self, stack: contextlib.ExitStack, seam: str, cancelled: Callable[[], bool]) -> None:
@@ -98,7 +99,7 @@ class Engine:
         stack.callback(self.hot.fetcher.close)
         self.hot = replace(self.hot, fetcher=self.tracing.wrap(self.hot.fetcher))
         self.seam: Seam = self._make_seam(seam)
-        self.repacked = self._find_repacked(cancelled)
+        self.repacked = find_repacked(plan.facts, self.hot.dense, self.context_options(), cancelled)
         self.model = Model(
             plan.facts,
             keep_experts_out=plan.streaming,
@@ -118,7 +119,13 @@ class Engine:
             self.stream = Stream(self.seam, store, self.hot.fetcher, self._make_lane(store))
             stack.callback(self.stream.close)
             self.tracing.attach(self.stream)
-            self.placement = self._bind_tensors(store)
+            addresses = store.addresses
+            bound = bind_weights(
+                plan.facts, self.model, addresses, self.hot.dense, self.repacked, self.context_options()
+            )
+            self.buffers, self.placement, self.released_bytes = bound.buffers, bound.placement, bound.released_bytes
+            if plan.overlap != "off":
+                self.stream.weights = bound.experts
             self.model.count_reads()
         self.process = ProcessCounters()
         stack.callback(self.process.close)
@@ -299,81 +306,6 @@ class Engine:
         if prefetcher is None or not isinstance(store, GuessingStore):
             return None
         return Lane(prefetcher, store, self.hot.fetcher, self.seam)
-
-    def _find_repacked(self, cancelled: Callable[[], bool]) -> frozenset[str]:
-        """Weights that the dense placement wants rearranged and the graph only multiplies by.
-
-        The graph is known once a model is open, and where weights go is decided while it opens: so it is opened twice,
-        the first time without reading any weight.
-        """
-        placement = self.hot.dense
-        wanted = frozenset(placement.repacks(self.facts.dense)) if isinstance(placement, Repacking) else frozenset()
-        if not wanted:
-            return wanted
-        model = Model(self.facts, keep_experts_out=True, read_dense=False, cancelled=cancelled)
-        try:
-            found = capture.capture(model, wanted, self.context_options())
-        finally:
-            model.close()
-        return wanted & found.tensors.keys() - found.elsewhere
-
-    def _bind_tensors(self, store: Store) -> Placement:
-        """Point every expert tensor at the store and let the dense placement see, and move, the others."""
-        facts = self.facts
-        experts = {p.tensor: (b, i) for b, bank in enumerate(facts.banks) for i, p in enumerate(bank.projections)}
-        dense = {t.name: t for t in facts.dense}
-        found = capture.capture(self.model, {*experts, *dense}, self.context_options())
-        self.buffers = found.buffers
-        capture.check_banks(found, facts.banks, facts.path)
-        for name, (bank, projection) in experts.items():
-            for structure in found.tensors[name]:
-                tensor.at(structure).data = store.addresses[bank][projection]
-        bound = [
-            DenseTensor(name, tensor.at(structures[0]).data or 0, t.nbytes, t.shard, t.offset)
-            for name, t in dense.items()
-            if (structures := found.tensors.get(name)) and name not in self.repacked
-        ]
-        if self.plan.overlap != "off" and self.stream is not None:
-            self.stream.weights = [[found.tensors[p.tensor][0] for p in bank.projections] for bank in facts.banks]
-        placement = self.hot.dense.place(bound)
-        for name, address in placement.moved.items():
-            for structure in found.tensors[name]:
-                tensor.at(structure).data = address
-        self.released_bytes = mapping.release(facts, self.model.bases, {*placement.moved, *self.repacked})
-        return placement
-
-    def _notices(self) -> tuple[str, ...]:
-        fetcher, notices = self.hot.fetcher, list(self.placement.notices if self.placement else ())
-        if self.plan.streaming and self.plan.direct and not fetcher.direct:
-            notices.append(f"reads go through the page cache: {fetcher.note}")
-        if isinstance(self.hot.dense, Repacking) and not self.repacked:
-            said = f"dense.placement = {toml_value(self.plan.dense.name)}"
-            notices.append(f"{said} rearranges nothing: no weight of this model that this processor has a kernel for")
-        return tuple(notices)
-
-    def _resolved(self) -> dict[str, Any]:
-        report = self.model.report
-        facts: dict[str, Any] = {
-            "seam": self.seam.name if self.stream is not None else None,
-            "open_s": self.open_s,
-            "open_read_bytes": report.read_bytes,
-            "open_peak_rss_bytes": self.open_peak_rss_bytes,
-            "context_bytes": dict(self.buffers) or None,
-            "dense": self._resolved_dense(),
-        }
-        if self.stream is None:
-            return {**facts, "direct_io": None}
-        return {**facts, "direct_io": self.stream.fetcher.direct, "slot_bytes": self.stream.store.slot_bytes}
-
-    def _resolved_dense(self) -> dict[str, Any]:
-        placement = self.placement
-        return {
-            **self.plan.resolved()["dense"],
-            "placed_bytes": placement.placed_bytes if placement else None,
-            "resident_bytes": placement.resident_bytes if placement else None,
-            "released_bytes": self.released_bytes if placement else None,
-            "repacked_bytes": sum(t.nbytes for t in self.facts.dense if t.name in self.repacked),
-        }
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: someone asked for it

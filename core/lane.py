@@ -10,14 +10,12 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bmoe.contracts import BatchContext, ExpertKey, Fetcher, Prefetcher, RoutingEvent, Ticket
+from bmoe.contracts import ExpertKey, Fetcher, Prefetcher, Ticket
 from bmoe.errors import PluginError, ReadError
 from bmoe.guesses import GuessingStore
-from bmoe.native import tensor
 from bmoe.native.evalhook import Seam
+from bmoe.sight import Sight
 
-OFFERED = frozenset({"topk"})
-"""What a prefetcher may want to see of a routing."""
 _OUT = 16
 _MEMORY = 16
 _PROBE = 8
@@ -88,11 +86,9 @@ class Lane:
                 self.counters.read_bytes += guess.ticket.nbytes
         return [guess.ticket for guess in claimed]
 
-    def observe(self, bank: int, batch: BatchContext) -> None:
+    def observe(self, sight: Sight) -> None:
         """Show the routing that is being handled to the prefetcher."""
-        facts = self._seam.banks[bank]
-        ids = tensor.matrix_i32(self._seam.node)
-        self._prefetcher.observe(RoutingEvent(facts.layer, facts.bank, batch, ids))
+        self._prefetcher.observe(sight.event(self._prefetcher.wants))
 
     def look(self, bank: int) -> None:
         """After the reads of a routing were submitted: note what has arrived, ask for guesses and begin them.

@@ -20,7 +20,9 @@ from bmoe.contracts import BankFacts, BatchContext, ExpertKey, Fetcher, ReadBatc
 from bmoe.errors import NativeError
 from bmoe.lane import Lane
 from bmoe.native.evalhook import Seam
+from bmoe.native.router import RouterNodes
 from bmoe.pages import by_stage
+from bmoe.sight import Sight
 from bmoe.store import Store
 
 WIDE, USED = 0.75, 0.5
@@ -102,6 +104,8 @@ class Stream:
         self._next: _Flight | None = None
         self._routed: tuple[int, list[ExpertKey]] | None = None
         self._watchers: tuple[Watcher, ...] = ()
+        self._nodes = [RouterNodes(bank.n_expert) for bank in seam.banks]
+        self._sight: Sight | None = None
         seam.handler = self.route
         seam.advance = self.advance
         seam.attentive = lane is not None
@@ -112,9 +116,15 @@ class Stream:
         self.seam.attentive = True
         self.seam.handler = self._shown
 
+    def sight(self, bank: int) -> Sight:
+        """What can be seen of the routing that is being handled."""
+        if self._sight is None:
+            self._sight = Sight(self.seam.banks[bank], self._nodes[bank], self.seam.node, self._batch)
+        return self._sight
+
     def begin(self, batch: BatchContext) -> None:
         """Before a decode of these tokens."""
-        self._batch = batch
+        self._batch, self._sight = batch, None
         wide = bool(self.weights) and any(len(batch.positions) >= least for least in self._wide_from)
         if wide != self._wide:
             self._wide = wide
@@ -159,7 +169,7 @@ class Stream:
                 flight.guessed = self.lane.claim(keys)
                 for ticket in flight.guessed:
                     self.fetcher.wait(ticket, -1)  # whatever is awaited is no read-ahead any more
-                self.lane.observe(bank, self._batch)
+                self.lane.observe(self.sight(bank))
                 if not self._wide:
                     self.lane.look(bank)
             if flight.tickets or flight.guessed or self._next is not None:
@@ -169,6 +179,8 @@ class Stream:
         except BaseException:
             self._give_up()
             raise
+        finally:
+            self._sight = None
         self.counters.manage_s += time.perf_counter() - began - (self.counters.wait_s - waited)
 
     def advance(self) -> None:

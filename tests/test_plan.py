@@ -134,7 +134,7 @@ def test_builders_are_told_model_budget_and_files():
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("cache.policy=lur", '--set: cache.policy = "lur" is not a cache policy; did you mean "lru"? (lru, none)'),
+        ("cache.policy=lur", '--set: cache.policy = "lur" is not a cache policy; did you mean "lru"? (arc, decay,'),
         (
             "fetch.plugin=preed",
             '--set: fetch.plugin = "preed" is not a fetcher; did you mean "pread"? (aio, pread, uring)',

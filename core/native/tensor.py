@@ -85,27 +85,6 @@ def matrix_f32(address: int) -> NDArray[np.float32]:
     return matrix_i32(address).view(np.float32)
 
 
-_PROBABILITIES, _DEEPEST = b"ffn_moe_probs-", 12
-
-
-def router_probabilities(routing: int, n_expert: int) -> NDArray[np.float32] | None:
-    """What a router gave to every expert, [n_tokens, n_expert], found from the node of its choice; None if it is not.
-
-    A view that is valid while that node is being announced: its row of the chosen ones is gathered after it. Some
-    architectures choose by other numbers, such as with a bias; these are without.
-    """
-    level = [routing]
-    for _ in range(_DEEPEST):
-        following: list[int] = []
-        for address in level:
-            node = at(address)
-            if node.name.startswith(_PROBABILITIES) and node.ne[0] == n_expert and node.type == TYPE_F32:
-                return matrix_f32(address) if node.data else None
-            following += [source for source in node.src if source and source not in following]
-        level = following
-    return None
-
-
 @functools.cache
 def op_name(code: int) -> str:
     """The name of a graph operation."""

@@ -323,6 +323,7 @@ def _is_tmpfs(folder: str) -> bool:
 def _leave_cache(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
+        os.fsync(fd)  # a page that is not written yet stays
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
@@ -331,10 +332,11 @@ def _leave_cache(path: str) -> None:
 def _is_cached(path: str, offset: int) -> bool | None:
     """Whether a read of this page could be served without the device; None if that cannot be told.
 
-    Ask once: asking may start a read-ahead.
+    Ask once: a page that a read-ahead brings in later would be found in the next test of the same file.
     """
     fd = os.open(path, os.O_RDONLY)
     try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return os.preadv(fd, [bytearray(PAGE)], offset, os.RWF_NOWAIT) > 0
     except BlockingIOError:
         return False

@@ -12,9 +12,9 @@ import pytest
 
 from bmoe.budget import MIB, size_budget
 from bmoe.contracts import BatchContext, ExpertKey, Facts, Prefetcher, Provider, RoutingEvent, key_parts
-from bmoe.lane import OFFERED
 from bmoe.native import memory
 from bmoe.resolve import resolve
+from bmoe.sight import OFFERED
 from bmoe.testing import traces
 from bmoe.testing.archs import UBATCH, ArchGates, Bench, Cell, compare, make_prompts, session_bench
 from bmoe.testing.caches import cache_facts

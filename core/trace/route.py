@@ -72,7 +72,7 @@ class RouteTracer:
                 rows.append(Routed(self._turn, phase, step, facts.layer, slot, expert, math.nan, residency, nbytes))
         found = None
         if out.wants_probabilities:
-            found = tensor.router_probabilities(seam.node, facts.n_expert)
+            found = stream.sight(bank).probs
         out.routing(rows, found, starts)
 
     def handled(self, bank: int) -> None:

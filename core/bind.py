@@ -16,6 +16,7 @@ from bmoe.contracts import (
     Fetcher,
     Prefetcher,
     ReadBatch,
+    RoutingPolicy,
     Sink,
     Ticket,
 )
@@ -28,6 +29,7 @@ _MEMBERS = {
     "fetch": ("direct", "note", "submit", "wait", "ready", "cancel", "close"),
     "prefetch": ("wants", "observe", "suggest"),
     "dense": ("place", "close"),
+    "routing": ("phases", "wants", "apply"),
     "sink": ("open", "token", "close"),
 }
 
@@ -45,6 +47,7 @@ class HotPath:
     dense: DensePlacement
     sinks: tuple[Sink, ...]
     prefetcher: Prefetcher | None = None
+    routing: tuple[RoutingPolicy, ...] = ()
 
     def close(self) -> None:
         """Close fetcher and dense placement; call it after the model is gone. Sinks are closed with their run."""
@@ -118,9 +121,10 @@ def bind(plan: Plan) -> HotPath:
                 prefetcher = _build(plan, plan.prefetch, facts)
         dense = _build(plan, plan.dense, facts)
         built.callback(_close, dense)
+        routing = tuple(_build(plan, choice, facts) for choice in plan.routing if plan.streaming)
         sinks = tuple(_build(plan, choice, facts) for choice in plan.sinks)
         built.pop_all()
-    return HotPath(policy, fetcher, dense, sinks, prefetcher)
+    return HotPath(policy, fetcher, dense, sinks, prefetcher, routing)
 
 
 def _close(item: Any) -> None:

@@ -15,7 +15,7 @@ from bmoe.profile import Profile
 from bmoe.registry import AUTO, KINDS
 from bmoe.selection import Selection, selections, unknown_name
 
-_UNDRIVEN_KINDS = ("draft", "routing")
+_UNDRIVEN_KINDS = ("draft",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -425,7 +425,8 @@ class BatchContext:
     ``positions`` and ``seq_ids`` as given to llama.cpp; in a candidate tree ``depth`` counts from the root (0),
     ``parent`` is the index of the parent token in this batch (-1 for roots) and ``path_probability`` the product of
     draft probabilities from the root. ``group`` numbers the verify round, ``ubatch`` the part of a split batch,
-    ``is_output`` marks tokens whose logits are asked for.
+    ``is_output`` marks tokens whose logits are asked for. ``importance`` are the scores of a prompt's tokens, if a
+    routing policy asked for them: 1 = the most important one of the prompt.
     """
 
     phase: Phase
@@ -437,56 +438,50 @@ class BatchContext:
     group: int = 0
     ubatch: int = 0
     is_output: tuple[bool, ...] = ()
+    importance: tuple[float, ...] = ()
     request_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LossOffer:
-    """What a lossy knob could give up at one routing, and what that would cost.
-
-    ``saved_bytes``: reads avoided. ``lost_mass``: router probability mass that would be lost, in units of one token's
-    whole mass. ``take`` applies exactly this offer. A loss budget accepts offers by saved bytes per lost mass.
-    """
-
-    plugin: str
-    layer: int
-    bank: int
-    token: int
-    saved_bytes: int
-    lost_mass: float
-    take: Callable[[], None]
 
 
 @dataclass(slots=True)
 class Routing:
-    """One mutable routing, per (layer, bank, ubatch): what routing policies change, in place.
+    """One routing of one bank, and what routing policies change of it in place. Rows are tokens, best slot first.
 
-    ``ids`` int32 [n_tokens, n_used] and ``weights`` float32 of the same shape are copies that are written back after
-    the last policy; slots stay in router-rank order and a token is never left without an expert. ``resident`` tells,
-    for each slot, whether its entry is in memory now.
+    ``ids`` int32 [n_tokens, n_used] is the model's own choice. An expert that is put into a slot gets its true weight;
+    one that stays keeps its slot. ``dead`` bool of that shape marks slots that take no part, for which the others make
+    up; ``mute`` slots that take no part while the weights of the others stay. Afterwards the slots of a token are put
+    into the router's order, and what only slots without a part would need is not read.
+
+    Read-only: ``shares`` float32 [n_tokens, n_used], what part of a token each slot of the model's own choice has,
+    summing to 1; ``probs``, ``scores`` and, if wanted, ``activation`` as in :class:`RoutingEvent`; ``ranking`` int32
+    [n_tokens, n_expert], all experts of a token, best first; ``resident`` bool [n_expert], which are in memory now.
     """
 
     layer: int
     bank: int
     n_expert: int
-    entry_bytes: int
     batch: BatchContext
     ids: NDArray[np.int32]
+    dead: NDArray[np.bool_]
+    mute: NDArray[np.bool_]
+    shares: NDArray[np.float32]
+    probs: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    ranking: NDArray[np.int32]
     resident: NDArray[np.bool_]
-    weights: NDArray[np.float32] | None = None
-    probs: NDArray[np.float32] | None = None
-    logits: NDArray[np.float32] | None = None
     activation: NDArray[np.float32] | None = None
-    offers: list[LossOffer] = field(default_factory=list)
 
 
 class RoutingPolicy(Protocol):
-    """A knob on the routing. With a ``[loss]`` budget it appends to ``routing.offers`` instead of acting."""
+    """A knob on the routing. ``phases`` are the kinds of batches that it is asked about, ``wants`` what it looks at.
 
+    With a ``[loss]`` budget a change is a proposal, which is taken slot by slot as far as the budget goes.
+    """
+
+    phases: frozenset[str]
     wants: frozenset[str]
 
     def apply(self, routing: Routing, /) -> None:
-        """Change ``routing`` in place, or offer to."""
+        """Change ``routing`` in place, or leave it. A token keeps at least one slot."""
 
 
 class Prefetcher(Protocol):
@@ -589,10 +584,14 @@ class Drafter(Protocol):
 
 
 class Importance(Protocol):
-    """Scores prompt tokens for routing knobs; its own provider kind."""
+    """Scores prompt tokens for routing policies, which name a scorer in their option ``importance``."""
 
-    def score(self, prompt: Sequence[int], spans: Sequence[tuple[int, int]], /) -> Sequence[float]:
-        """One score per token of ``prompt``; ``spans`` are half-open ranges that belong together."""
+    def score(self, prompt: Sequence[int], text: str, spans: Sequence[tuple[int, int]], /) -> Sequence[float]:
+        """One score of at least 0 per token of ``prompt``; what is greater matters more.
+
+        ``spans[i]`` is where token i lies in ``text``, in characters, half-open; empty if it stands for no text, such
+        as a token of a template. ``math.inf`` for a token that has to be taken in full.
+        """
 
 
 # ---- telemetry

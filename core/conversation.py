@@ -75,12 +75,14 @@ class Conversation:
             self._reset()
         return self._generate(tokens, min(max_tokens, room - len(tokens)), max_tokens, hash_logits)
 
-    def feed(self, tokens: Sequence[int]) -> DecodeCost:
+    def feed(self, tokens: Sequence[int], phase: Phase = "prefill") -> DecodeCost:
         """Decode given tokens after what the conversation holds, choosing none; what that cost.
+
+        ``phase`` is what plugins are told that they are.
 
         For evaluation and benchmarks. :meth:`logits` is then the row after the last of them.
         """
-        return prefill(self._decode, tokens, self._engine.width, DecodeCost())
+        return prefill(self._decode, tokens, self._engine.width, DecodeCost(), phase)
 
     def logits(self) -> NDArray[np.float32]:
         """The logits after the last decoded token, float32 [n_vocab], as a copy."""

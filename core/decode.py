@@ -53,10 +53,12 @@ class Step:
     is_end: bool
 
 
-def prefill(decode: Decode, tokens: Sequence[int], ubatch: int, total: DecodeCost) -> DecodeCost:
+def prefill(
+    decode: Decode, tokens: Sequence[int], ubatch: int, total: DecodeCost, phase: Phase = "prefill"
+) -> DecodeCost:
     """Decode the prompt in pieces of ``ubatch`` tokens, so that it can be stopped between them; adds to ``total``."""
     for start in range(0, len(tokens), ubatch):
-        total.add(decode(tokens[start : start + ubatch], "prefill"))
+        total.add(decode(tokens[start : start + ubatch], phase))
     return total
 
 

@@ -15,16 +15,19 @@ from bmoe.bind import HotPath, bind
 from bmoe.budget import CacheBudget, resized, size_budget, widest_ubatch
 from bmoe.contracts import BatchContext, Placement, RunRecord
 from bmoe.decode import DecodeCost
-from bmoe.errors import NativeError, ProfileError
+from bmoe.errors import ModelError, NativeError, ProfileError
 from bmoe.guesses import GuessingStore
+from bmoe.knobs import Knobs
 from bmoe.lane import Lane
 from bmoe.log import get_logger
 from bmoe.machine import read_machine
 from bmoe.native import interrupts, repack, tensor
-from bmoe.native.evalhook import Seam, make_seam
+from bmoe.native.compiled import make_seam
+from bmoe.native.evalhook import Seam
 from bmoe.native.memory import PAGE
 from bmoe.native.model import Context, ContextOptions, Model
 from bmoe.native.nodetimer import NodeTimer
+from bmoe.native.weighing import Weighing
 from bmoe.opened import notices, resolved
 from bmoe.plan import Plan
 from bmoe.pressure import PressureWatch
@@ -126,6 +129,8 @@ class Engine:
             self.buffers, self.placement, self.released_bytes = bound.buffers, bound.placement, bound.released_bytes
             if plan.overlap != "off":
                 self.stream.weights = bound.experts
+            if self.hot.routing:
+                self.stream.obey(self._make_knobs(bound.weighings))
             self.model.count_reads()
         self.process = ProcessCounters()
         stack.callback(self.process.close)
@@ -300,6 +305,15 @@ class Engine:
             return SharedSlots(banks, self.seam)
         shape = banks, self.seam, self.hot.policy, plan.budget.bytes, read_machine().max_map_count
         return GuessingStore(*shape, plan.budget.room) if plan.budget.room else ExpertStore(*shape)
+
+    def _make_knobs(self, found: Sequence[Weighing | None]) -> Knobs:
+        for bank, weighing in zip(self.facts.banks, found, strict=True):
+            if weighing is None:
+                said = f"{self.facts.path}: layer {bank.layer}: the graph has no node where its experts are weighed"
+                raise ModelError(f"{said}; leave [[routing]] out")
+        weighings = [weighing for weighing in found if weighing is not None]
+        loss = self.plan.profile.loss
+        return Knobs(self.hot.routing, self.seam, weighings, None if loss is None else loss.budget)
 
     def _make_lane(self, store: Store) -> Lane | None:
         prefetcher = self.hot.prefetcher

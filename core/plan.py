@@ -16,13 +16,12 @@ from pydantic_core import to_jsonable_python
 from bmoe.budget import (
     BudgetOutcome,
     CacheBudget,
-    Claims,
-    compute_bytes,
     decide_budget,
     size_budget,
     widest_ubatch,
 )
 from bmoe.choices import Choice, Chooser
+from bmoe.claims import claimed, kv_bytes
 from bmoe.contracts import ArchRow, Facts, Fetcher, FetchFacts, ModelFacts
 from bmoe.copies import find_copies
 from bmoe.drives import drive_of
@@ -34,7 +33,6 @@ from bmoe.problems import Problem, cause, suggest, toml_value
 from bmoe.profile import Profile
 from bmoe.undriven import demands, not_yet
 
-_KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
 _NO_MODEL = ModelFacts("", "", "", (), 0, 0, 0, 0, 0, 0, 0, (), ())
 
 
@@ -208,7 +206,7 @@ class _Planner(Chooser):
             most = free * model.ctx // need
             sizes = f"{need >> 20} MiB for the KV of a conversation, and {free >> 20} are free"
             self.problem("model.ctx", f" = {model.ctx} needs {sizes}; give at most {most}")
-        by_kind = {choice.kind: choice for choice in chosen if choice.kind != "sink"}
+        by_kind = {choice.kind: choice for choice in chosen if choice.kind not in ("sink", "routing")}
         copied, prefetch = self._copied(by_kind.get("dense"), facts), by_kind.get("prefetch")
         budget = self._budget(by_kind.get("cache"), facts, machine, copied, ahead=prefetch is not None)
         if prefetch is not None and row is not None:
@@ -225,7 +223,7 @@ class _Planner(Chooser):
             fetch=by_kind["fetch"],
             dense=by_kind["dense"],
             sinks=tuple(choice for choice in chosen if choice.kind == "sink"),
-            routing=(),
+            routing=tuple(choice for choice in chosen if choice.kind == "routing"),
             prefetch=prefetch,
             draft=None,
             budget=budget,
@@ -297,6 +295,11 @@ class _Planner(Chooser):
                 if getattr(self.profile.trace, kind) is not None:
                     rest = " needs a streamed model; set stream.enabled = true or leave it out"
                     self.problem(f"trace.{kind}", rest, "stream.enabled")
+        if self.profile.routing and not self.profile.stream.enabled:
+            said = f" = {toml_value(self.profile.routing[0].plugin)} needs a streamed model"
+            self.problem("routing.0.plugin", f"{said}; set stream.enabled = true or leave it out", "stream.enabled")
+        if self.profile.loss is not None and not self.profile.routing:
+            self.problem("loss.budget", ": there is no routing policy that could spend it; add [[routing]]", "routing")
         if model.kv_type == "q8_0" and model.flash_attention is False:
             self.problem("model.kv_type", ' = "q8_0" needs flash attention; set model.flash_attention = "auto"')
 
@@ -367,24 +370,6 @@ class _Planner(Chooser):
         if outcome.notice:
             self.notices.append(outcome.notice)
         return outcome.budget
-
-
-def kv_bytes(profile: Profile, facts: ModelFacts) -> int:
-    """Bytes of one conversation's KV; 0 if the model does not say."""
-    return int(facts.kv_elements * profile.model.ctx * _KV_BYTES[profile.model.kv_type])
-
-
-def claimed(profile: Profile, facts: ModelFacts, row: ArchRow | None) -> Claims:
-    """What one conversation takes beside the cache."""
-    model = profile.model
-    compute = compute_bytes(
-        facts,
-        model.ctx,
-        min(model.ubatch, model.ctx),
-        flash=model.flash_attention is not False,
-        all_logits=row is not None and "denoising" in row.has,
-    )
-    return Claims(kv=kv_bytes(profile, facts), compute=compute)
 
 
 def _build_facts(

@@ -129,7 +129,7 @@ class RoutingSection(Section):
 class LossSection(Section):
     """How much all routing knobs together may give up."""
 
-    budget: Annotated[float, number(0, 1)] = Field(description="router mass that may be lost per token")
+    budget: Annotated[float, number(0, 1, above=True)] = Field(description="share of router mass a token may lose")
 
 
 class SinkSection(Section):

@@ -5,7 +5,7 @@ One object for all that look at the same routing, so that each array is looked u
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,15 @@ OFFERED = frozenset({"topk", "probs", "scores", "activation"})
 class Sight:
     """One routing of ``facts``' bank: views of llama.cpp's memory, valid until the handler of that routing returns.
 
-    ``batch`` describes the rows of the arrays: of the last layer, llama.cpp computes those only whose logits were asked
-    for.
+    ``batch`` describes the rows of the arrays, ``rows`` are their places in the whole batch: of the last layer,
+    llama.cpp computes those only whose logits were asked for.
     """
 
     def __init__(self, facts: BankFacts, nodes: RouterNodes, choice: int, batch: BatchContext) -> None:
         self.facts, self._nodes, self._choice = facts, nodes, choice
         self.ids: NDArray[np.int32] = tensor.matrix_i32(choice)
-        self.batch = rows_of(batch, len(self.ids))
+        self.rows = rows_of(batch, len(self.ids))
+        self.batch = of_rows(batch, self.rows)
 
     @cached_property
     def probs(self) -> NDArray[np.float32] | None:
@@ -74,19 +75,24 @@ class Sight:
         )
 
 
-def rows_of(batch: BatchContext, rows: int) -> BatchContext:
-    """``batch`` with the tokens alone that a layer computed ``rows`` for: all of them, or those that are outputs."""
-    count = len(batch.positions)
-    if rows == count:
-        return batch
+def rows_of(batch: BatchContext, count: int) -> list[int]:
+    """Which tokens of ``batch`` a layer computed ``count`` rows for: all of them, or those that are outputs."""
     outputs = [index for index, is_output in enumerate(batch.is_output) if is_output]
-    kept = outputs if len(outputs) == rows else list(range(max(0, count - rows), count))
+    total = len(batch.positions)
+    return outputs if len(outputs) == count < total else list(range(max(0, total - count), total))
+
+
+def of_rows(batch: BatchContext, rows: Sequence[int]) -> BatchContext:
+    """``batch`` with these of its tokens alone."""
+    count = len(batch.positions)
+    if len(rows) == count:
+        return batch
     cut: dict[str, Any] = {
-        name: tuple(column[index] for index in kept)
-        for name in ("positions", "seq_ids", "depth", "path_probability", "is_output")
+        name: tuple(column[index] for index in rows)
+        for name in ("positions", "seq_ids", "depth", "path_probability", "is_output", "importance")
         if len(column := getattr(batch, name)) == count
     }
     if len(batch.parent) == count:
-        place = {index: row for row, index in enumerate(kept)}
-        cut["parent"] = tuple(place.get(batch.parent[index], -1) for index in kept)
+        place = {index: row for row, index in enumerate(rows)}
+        cut["parent"] = tuple(place.get(batch.parent[index], -1) for index in rows)
     return replace(batch, **cut)

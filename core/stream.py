@@ -18,6 +18,7 @@ from typing import Protocol
 
 from bmoe.contracts import BankFacts, BatchContext, ExpertKey, Fetcher, ReadBatch, Ticket
 from bmoe.errors import NativeError
+from bmoe.knobs import Knobs
 from bmoe.lane import Lane
 from bmoe.native.evalhook import Seam
 from bmoe.native.router import RouterNodes
@@ -104,6 +105,7 @@ class Stream:
         self._next: _Flight | None = None
         self._routed: tuple[int, list[ExpertKey]] | None = None
         self._watchers: tuple[Watcher, ...] = ()
+        self.knobs: Knobs | None = None
         self._nodes = [RouterNodes(bank.n_expert) for bank in seam.banks]
         self._sight: Sight | None = None
         seam.handler = self.route
@@ -114,7 +116,11 @@ class Stream:
         """Show everything from now on to ``watcher`` too; not while a decode runs."""
         self._watchers = (*self._watchers, watcher)
         self.seam.attentive = True
-        self.seam.handler = self._shown
+
+    def obey(self, knobs: Knobs) -> None:
+        """Let routing policies change every routing from now on; not while a decode runs."""
+        self.knobs = knobs
+        self.seam.attentive = True
 
     def sight(self, bank: int) -> Sight:
         """What can be seen of the routing that is being handled."""
@@ -128,9 +134,11 @@ class Stream:
         wide = bool(self.weights) and any(len(batch.positions) >= least for least in self._wide_from)
         if wide != self._wide:
             self._wide = wide
-            self.seam.attentive = wide or self.lane is not None or bool(self._watchers)
+            self.seam.attentive = wide or self.lane is not None or self.knobs is not None or bool(self._watchers)
         if wide and self.lane is not None:
             self.lane.clear()  # layers are read whole
+        if self.knobs is not None:
+            self.knobs.begin(batch)
         for watcher in self._watchers:
             watcher.begin(batch)
 
@@ -140,10 +148,25 @@ class Stream:
             self.lane.clear()
 
     def route(self, bank: int, keys: list[ExpertKey]) -> None:
-        """One routing with an entry missing, or any of many tokens: rank, make room, read, mark valid.
+        """One routing with an entry missing, or any while someone attends: change it, show it, load it.
 
-        Raises what the fetcher raises.
+        Raises what a plugin or the fetcher raises.
         """
+        try:
+            if self.knobs is not None:
+                began = time.perf_counter()
+                keys = self.knobs.turn(bank, self.sight(bank), keys)
+                self.counters.manage_s += time.perf_counter() - began
+            for watcher in self._watchers:
+                watcher.routing(bank, keys)
+            self._load(bank, keys)
+            for watcher in self._watchers:
+                watcher.handled(bank)
+        finally:
+            self._sight = None
+
+    def _load(self, bank: int, keys: list[ExpertKey]) -> None:
+        """Rank, make room, read, mark valid."""
         began, waited = time.perf_counter(), self.counters.wait_s
         try:
             self._expect_all_read()
@@ -179,8 +202,6 @@ class Stream:
         except BaseException:
             self._give_up()
             raise
-        finally:
-            self._sight = None
         self.counters.manage_s += time.perf_counter() - began - (self.counters.wait_s - waited)
 
     def advance(self) -> None:
@@ -220,6 +241,8 @@ class Stream:
             self._give_up()
         try:
             self._expect_all_read()
+            if self.knobs is not None and not self.seam.stopped:
+                self.knobs.expect_weighed()
         finally:
             self._flight = None
             self.seam.isolate(0)
@@ -227,14 +250,6 @@ class Stream:
             self._retire()
             self.store.settle()
             self.counters.manage_s += time.perf_counter() - began
-
-    def _shown(self, bank: int, keys: list[ExpertKey]) -> None:
-        """A routing, with those that watch."""
-        for watcher in self._watchers:
-            watcher.routing(bank, keys)
-        self.route(bank, keys)
-        for watcher in self._watchers:
-            watcher.handled(bank)
 
     def _arriving(self, bank: int) -> _Flight:
         """The reads that began before this bank was routed, or none."""

@@ -25,12 +25,8 @@ def demands(profile: Profile) -> Iterator[tuple[str, object, str]]:
         yield "stream.overlap", profile.stream.overlap, 'it was no faster when tried; set "auto", "projection" or "off"'
     if profile.cache.heat is not None:
         yield "cache.heat", profile.cache.heat, out
-    for section in ("draft", "loss"):
-        table = getattr(profile, section)
-        if table is not None:
-            yield section, table.model_dump(), f"leave [{section}] out"
-    for index, knob in enumerate(profile.routing):
-        yield f"routing.{index}.plugin", knob.plugin, "leave [[routing]] out"
+    if profile.draft is not None:
+        yield "draft", profile.draft.model_dump(), "leave [draft] out"
     for section in ("chat", "serve"):
         table = getattr(profile, section)
         for key, info in type(table).model_fields.items():

@@ -8,19 +8,22 @@ from dataclasses import dataclass
 from bmoe.contracts import DensePlacement, DenseTensor, ModelFacts, Placement, Repacking
 from bmoe.native import capture, mapping, tensor
 from bmoe.native.model import ContextOptions, Model
+from bmoe.native.weighing import Weighing
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """What binding came to: what a context took, by kind of memory; bytes of the mapping that were given back.
 
-    ``experts[bank][projection]`` is the address of a projection's tensor.
+    ``experts[bank][projection]`` is the address of a projection's tensor; ``weighings[bank]`` says where the graph
+    weighs what it chose, None if that was not found.
     """
 
     buffers: dict[str, int]
     placement: Placement
     released_bytes: int
     experts: list[list[int]]
+    weighings: list[Weighing | None]
 
 
 def find_repacked(
@@ -72,4 +75,5 @@ def bind_weights(
             tensor.at(structure).data = address
     released = mapping.release(facts, model.bases, {*placed.moved, *repacked})
     where = [[found.tensors[p.tensor][0] for p in bank.projections] for bank in facts.banks]
-    return Bound(found.buffers, placed, released, where)
+    weighings = [found.weighings.get(f"ffn_moe_topk-{bank.layer}") if bank.bank == 0 else None for bank in facts.banks]
+    return Bound(found.buffers, placed, released, where, weighings)

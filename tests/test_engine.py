@@ -17,7 +17,8 @@ from bmoe import engine as engines
 from bmoe.contracts import BankFacts, DenseTensor, Placement
 from bmoe.errors import ModelError, NativeError, ReadError
 from bmoe.native import capture, memory, tensor
-from bmoe.native.evalhook import PythonSeam, Seam, compiled_seam_missing
+from bmoe.native.compiled import compiled_seam_missing
+from bmoe.native.evalhook import PythonSeam, Seam
 from bmoe.testing.models import TinyModels
 from bmoe_plugins.dense.mmap import Mapped
 

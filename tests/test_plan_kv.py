@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from bmoe.claims import kv_bytes
 from bmoe.contracts import BankFacts, ModelFacts, ProjectionFacts, ShardFacts
 from bmoe.errors import ProfileError
 from bmoe.layout import read_model
 from bmoe.machine import Machine
-from bmoe.plan import kv_bytes, make_plan
+from bmoe.plan import make_plan
 from bmoe.plugins import load_all, load_plugins
 from bmoe.profile import load_profile
 from bmoe.registry import load_registry

@@ -14,8 +14,6 @@ from bmoe.undriven import undriven
         ("stream.overlap=expert", "stream.overlap"),
         ("cache.heat=h.json", "cache.heat"),
         ("draft.drafter=x", "draft"),
-        ("routing.0.plugin=x", "routing.0.plugin"),
-        ("loss.budget=0.5", "loss"),
         ("chat.template=x", "chat.template"),
         ("chat.think=false", "chat.think"),
         ("serve.host=x", "serve.host"),
@@ -32,7 +30,7 @@ def test_it_is_refused_in_one_line_with_its_path_and_a_remedy(override, path):
 
 
 def test_each_is_refused_on_its_own_line():
-    tables = {"chat": {"think": True, "template": "b"}, "routing": [{"plugin": "x"}, {"plugin": "y"}]}
+    tables = {"chat": {"think": True, "template": "b"}, "serve": {"port": 1}, "draft": {"drafter": "x"}}
 
     assert 4 == len(undriven(load_profile(tables)))
 

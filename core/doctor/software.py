@@ -95,7 +95,7 @@ def seam(sources: Sources) -> Finding:
 
 def probe_seam() -> str:
     """Why the compiled seam cannot be used, or ""; made once, since a file that loads may still be another's."""
-    from bmoe.native.evalhook import compiled_seam_missing, make_seam
+    from bmoe.native.compiled import compiled_seam_missing, make_seam
 
     missing = compiled_seam_missing()
     if not missing:

@@ -107,7 +107,7 @@ class Scorer:
 
     def step(self, token: int) -> Position:
         """Decode one token."""
-        self.decode.add(self.conversation.feed([token]))
+        self.decode.add(self.conversation.feed([token], "decode"))
         return self._reached([token])
 
     def rewind(self, length: int) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bmoe.budget import MIB, held_bytes
+from bmoe.claims import claimed
 from bmoe.contracts import ModelFacts
 from bmoe.errors import ProfileError
 from bmoe.machine import Machine
-from bmoe.plan import Plan, claimed, try_plan
+from bmoe.plan import Plan, try_plan
 from bmoe.plugins import Catalog
 from bmoe.profile import load_profile
 

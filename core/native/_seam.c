@@ -1,7 +1,8 @@
 /* The eval hook's hot half: filters asks, gathers routing ids, checks residency and logs touches.
  *
- * It enters Python only when a routing has a miss, when the log is full, or when it was asked to be attentive. What it does is specified by PythonSeam in
- * evalhook.py and held equal to it by tests/native/test_evalhook.py.
+ * It enters Python only when a routing has a miss, when the log is full, when it was asked to be attentive, and at nodes
+ * that it was told to seek. What it does is specified by PythonSeam in evalhook.py and held equal to it by
+ * tests/native/test_evalhook.py.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -14,11 +15,12 @@
 #define EXPORT __declspec(dllexport)
 #endif
 
-/* Mirrored by SeamState in evalhook.py, field by field. */
+/* Mirrored by _SeamState in compiled.py, field by field. */
 typedef struct {
     uint64_t name_offset, data_offset, ne_offset, nb_offset, src_offset; /* of struct ggml_tensor */
     const void *node;    /* the routing that Python is entered for */
     const void *awaited; /* weight whose product is isolated, because what follows it is still being read, or NULL */
+    const char *sought;  /* name of the node at which a routing policy acts on the weights, or NULL */
     const int32_t *bank_of_layer;                            /* [n_layer], -1 = no routed experts */
     const int32_t *second_of_bank;                           /* [n_bank] the layer's second bank, -1 = none */
     const int64_t *key_base;                                 /* [n_bank] key of expert 0 */
@@ -29,6 +31,7 @@ typedef struct {
     int64_t *log;                                            /* records of count, key, key, ... */
     bool (*route)(int32_t bank, int32_t count, const int64_t *keys, int32_t invalid);
     bool (*advance)(void); /* the product with the awaited weight was computed */
+    bool (*weigh)(void);   /* the sought node was computed */
     int64_t log_length, log_capacity;
     int64_t asks, routings, entered;
     int32_t n_layer;
@@ -69,6 +72,13 @@ EXPORT bool seam_eval(void *tensor, bool ask, void *user) {
             s->entered++;
             return s->advance();
         }
+    }
+    if (s->sought && memcmp(t + s->name_offset, s->sought, 8) == 0 && strcmp(t + s->name_offset, s->sought) == 0) {
+        if (ask) return true;
+        s->sought = NULL;
+        s->node = tensor;
+        s->entered++;
+        return s->weigh();
     }
     int32_t bank = s->pending;
     if (bank >= 0 && memcmp(t + s->name_offset, " (copy)", 8) == 0) {

@@ -13,6 +13,7 @@ from bmoe.contracts import BankFacts
 from bmoe.errors import ModelError, NativeError
 from bmoe.native import lib, tensor
 from bmoe.native.model import Context, ContextOptions, Model
+from bmoe.native.weighing import Weighing, WeighingFinder
 
 _SECOND = " (copy)"
 """The node that a second bank's ids come from; see evalhook."""
@@ -24,12 +25,14 @@ class Captured:
 
     ``buffers``: what a context of these options took, as :class:`~bmoe.native.model.Context` has it.
     ``elsewhere`` are those that anything but a product with float32 inputs uses, views and look-ups among them.
+    ``weighings`` are by the name of the choice whose experts they weigh.
     """
 
     tensors: dict[str, list[int]] = field(default_factory=dict)
     routed_by: dict[str, str] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
     elsewhere: set[str] = field(default_factory=set)
+    weighings: dict[str, Weighing] = field(default_factory=dict)
 
 
 def capture(model: Model, wanted: Collection[str], options: ContextOptions) -> Captured:
@@ -38,10 +41,13 @@ def capture(model: Model, wanted: Collection[str], options: ContextOptions) -> C
     names = {name.encode(): name for name in wanted}
     routing, product = tensor.op_code("MUL_MAT_ID"), tensor.op_code("MUL_MAT")
     failure: list[BaseException] = []
+    finder = WeighingFinder()
 
     def see(address: int, ask: bool, user: int | None) -> bool:
         try:
             node = tensor.at(address) if ask else None
+            if ask:
+                finder.see(address)
             for index, source in enumerate(node.src) if node is not None else ():
                 name = names.get(tensor.at(source).name) if source else None
                 if name is None:
@@ -63,6 +69,7 @@ def capture(model: Model, wanted: Collection[str], options: ContextOptions) -> C
     with Context(model, options, callbacks=(hook, stop)) as context:
         found.buffers.update(context.buffers)
         code = context.decode([0])
+    found.weighings.update(finder.found)
     if failure:
         raise failure[0]
     if code not in (0, 2):

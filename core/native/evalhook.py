@@ -4,15 +4,14 @@ Contract relied on (``ggml_backend_sched_compute_splits`` in ggml/src/ggml-backe
 before its group is computed; answering True closes the group at that node, which is then computed and announced with
 ``ask=False`` before anything after it runs. Not a documented guarantee: the identity gates would catch its loss.
 
-Two forms behind one interface, held equal by tests: :class:`CSeam` filters, gathers and checks residency in
-``_seam.c``; :class:`PythonSeam` does the same in Python. No exception crosses C: it is stashed, a latch is set that
-``abort_callback`` reads, and :meth:`Seam.finish` raises it after the decode.
+Two forms behind one interface, held equal by tests: ``CSeam`` of :mod:`bmoe.native.compiled` filters, gathers and
+checks residency in ``_seam.c``; :class:`PythonSeam` does the same in Python. No exception crosses C: it is stashed, a
+latch is set that ``abort_callback`` reads, and :meth:`Seam.finish` raises it after the decode.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -31,8 +30,7 @@ And for every routing while the seam is attentive."""
 _PREFIX = b"ffn_moe_topk-"
 _SECOND = b" (copy)"
 """A second bank's ids are a cast of the first's, and the cast of a node without a name has this one."""
-_NAME, _DATA, _NE, _NB, _SRC = (tensor.offset_of(field) for field in ("name", "data", "ne", "nb", "src"))
-_LOG_RECORDS = 1 << 16
+_NAME, _SRC = tensor.offset_of("name"), tensor.offset_of("src")
 
 
 def _unhandled(bank: int, keys: list[ExpertKey]) -> None:
@@ -41,10 +39,6 @@ def _unhandled(bank: int, keys: list[ExpertKey]) -> None:
 
 def _unasked() -> None:
     raise NativeError("a product was awaited that nobody handles")
-
-
-_Advance = ctypes.CFUNCTYPE(ctypes.c_bool)
-_Route = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_int64), ctypes.c_int32)
 
 
 class Seam(ABC):
@@ -62,6 +56,7 @@ class Seam(ABC):
         self.banks = banks
         self.handler: RouteHandler = _unhandled
         self.advance: Callable[[], None] = _unasked
+        self.weigh: Callable[[], None] = _unasked
         self.key_base = [expert_key(b.layer, 0, b.bank) for b in banks]
         self.entry_base: list[int] = []
         total = 0
@@ -111,6 +106,13 @@ class Seam(ABC):
         computed from is needed by then, what comes after it is not.
         """
 
+    @abstractmethod
+    def seek(self, name: bytes) -> None:
+        """Isolate the next node of this name and call ``weigh`` once it is computed; :attr:`node` is its address then.
+
+        Before the products of the routing that is being handled; a node that never comes is the caller's matter.
+        """
+
     @property
     @abstractmethod
     def stopped(self) -> bool:
@@ -143,6 +145,7 @@ class PythonSeam(Seam):
         self._stop = False
         self._pending = -1
         self._awaited = 0
+        self._sought = b""
         self._unraisable_before: Any = None
         self._bank_of = {_PREFIX + str(b.layer).encode(): i for i, b in enumerate(banks) if b.bank == 0}
         # objects, not functions: ctypes frees a callback that nothing references
@@ -157,7 +160,7 @@ class PythonSeam(Seam):
 
     def begin(self) -> None:  # noqa: D102 - see Seam
         super().begin()
-        self._pending, self._awaited = -1, 0
+        self._pending, self._awaited, self._sought = -1, 0, b""
         # A signal handler that raises before a callback's first statement reaches only this hook of Python's, and C
         # goes on with an answer that nobody gave. Signals arrive on the main thread alone.
         if self._unraisable_before is None and threading.current_thread() is threading.main_thread():
@@ -184,6 +187,9 @@ class PythonSeam(Seam):
     def isolate(self, weight: int) -> None:  # noqa: D102 - see Seam
         self._awaited = weight
 
+    def seek(self, name: bytes) -> None:  # noqa: D102 - see Seam
+        self._sought = name
+
     def _eval(
         self,
         address: int,
@@ -203,6 +209,11 @@ class PythonSeam(Seam):
             if self._stop or (head != _moe and head != _big and self._pending < 0):
                 return False
             name = ctypes.string_at(address + _NAME)
+            if name == self._sought:
+                if not ask:
+                    self._sought, self.node = b"", address
+                    self.weigh()
+                return True
             bank = self._pending if name == _SECOND else self._bank_of.get(name, -1)
             if bank < 0:
                 return False
@@ -232,153 +243,3 @@ class PythonSeam(Seam):
             self._touched.append(keys)
             return
         self._enter(bank, keys, invalid)
-
-
-class _SeamState(ctypes.Structure):
-    """``seam_state`` of ``_seam.c``, field by field."""
-
-    _fields_ = [
-        ("name_offset", ctypes.c_uint64),
-        ("data_offset", ctypes.c_uint64),
-        ("ne_offset", ctypes.c_uint64),
-        ("nb_offset", ctypes.c_uint64),
-        ("src_offset", ctypes.c_uint64),
-        ("node", ctypes.c_void_p),
-        ("awaited", ctypes.c_void_p),
-        ("bank_of_layer", ctypes.c_void_p),
-        ("second_of_bank", ctypes.c_void_p),
-        ("key_base", ctypes.c_void_p),
-        ("entry_base", ctypes.c_void_p),
-        ("n_expert", ctypes.c_void_p),
-        ("resident", ctypes.c_void_p),
-        ("stamp", ctypes.c_void_p),
-        ("log", ctypes.c_void_p),
-        ("route", _Route),
-        ("advance", _Advance),
-        ("log_length", ctypes.c_int64),
-        ("log_capacity", ctypes.c_int64),
-        ("asks", ctypes.c_int64),
-        ("routings", ctypes.c_int64),
-        ("entered", ctypes.c_int64),
-        ("n_layer", ctypes.c_int32),
-        ("pending", ctypes.c_int32),
-        ("generation", ctypes.c_uint32),
-        ("attentive", ctypes.c_int32),
-        ("latch", ctypes.c_int32),
-    ]
-
-
-class CSeam(Seam):
-    """The compiled form: about 0.1 ms of asks per token; enters Python only when a routing has a miss."""
-
-    name = "c"
-
-    def __init__(self, banks: Sequence[BankFacts]) -> None:
-        super().__init__(banks)
-        self._library = ctypes.CDLL(importlib.import_module("bmoe.native._seam").__file__)
-        n_layer = max((b.layer for b in banks), default=-1) + 1
-        bank_of_layer = (ctypes.c_int32 * n_layer)(*[-1] * n_layer)
-        for index, bank in enumerate(banks):
-            if bank.bank == 0:
-                bank_of_layer[bank.layer] = index
-        n = len(banks)
-        self._log = (ctypes.c_int64 * (_LOG_RECORDS + sum(b.n_expert for b in banks)))()
-        self._keep: dict[str, Any] = {
-            "bank_of_layer": bank_of_layer,
-            "second_of_bank": (ctypes.c_int32 * n)(*self.second_of_bank),
-            "key_base": (ctypes.c_int64 * n)(*self.key_base),
-            "entry_base": (ctypes.c_int64 * n)(*self.entry_base),
-            "n_expert": (ctypes.c_int32 * n)(*[b.n_expert for b in banks]),
-            "resident": (ctypes.c_uint8 * len(self.resident)).from_buffer(self.resident),
-            "stamp": (ctypes.c_uint32 * len(self.resident))(),
-            "log": self._log,
-        }
-        self._state = state = _SeamState(_NAME, _DATA, _NE, _NB, _SRC)
-        for field, array in self._keep.items():
-            setattr(state, field, ctypes.addressof(array))
-        state.route, state.advance = _Route(self._route), _Advance(self._advanced)
-        state.log_capacity, state.n_layer, state.pending = len(self._log), n_layer, -1
-
-    def install(self, params: Any) -> None:  # noqa: D102 - see Seam
-        binding = lib.llama()
-        user = ctypes.addressof(self._state)
-        if self.banks:
-            params.cb_eval = ctypes.cast(self._library.seam_eval, binding.ggml_backend_sched_eval_callback)
-            params.cb_eval_user_data = user
-        params.abort_callback = ctypes.cast(self._library.seam_abort, binding.ggml_abort_callback)
-        params.abort_callback_data = user
-
-    def drain(self) -> list[list[ExpertKey]]:  # noqa: D102 - see Seam
-        if self._state.log_length:
-            log, at = self._log[: self._state.log_length], 0
-            self._state.log_length = 0
-            touched = self._touched
-            while at < len(log):
-                end = at + 1 + log[at]
-                touched.append(log[at + 1 : end])
-                at = end
-        return super().drain()
-
-    def begin(self) -> None:  # noqa: D102 - see Seam
-        super().begin()
-        self._completed = self._state.entered
-        self._state.pending, self._state.awaited = -1, None
-        self._state.attentive = int(self.attentive)
-
-    def finish(self) -> None:  # noqa: D102 - see Seam
-        super().finish()
-        if self._state.entered != self._completed:
-            # a signal handler raised in the callback before its first statement; ctypes could only print that
-            raise KeyboardInterrupt
-
-    @property
-    def stopped(self) -> bool:  # noqa: D102 - see Seam
-        return bool(self._state.latch)
-
-    def _latch(self, on: bool) -> None:
-        self._state.latch = int(on)
-
-    def isolate(self, weight: int) -> None:  # noqa: D102 - see Seam
-        self._state.awaited = weight or None
-
-    def _advanced(self) -> bool:
-        try:
-            self.advance()
-            self._completed += 1
-            return True
-        except BaseException as error:  # noqa: BLE001 - nothing may cross C
-            self._completed += 1
-            self.fail(error)
-            return False
-
-    def _route(self, bank: int, count: int, keys: Any, invalid: int) -> bool:
-        try:
-            if bank < 0:
-                self._touched = self.drain()
-                return True
-            self.node = self._state.node or 0
-            self._enter(bank, keys[:count], invalid)
-            self._completed += 1
-            return True
-        except BaseException as error:  # noqa: BLE001 - nothing may cross C
-            self._completed += 1
-            self.fail(error)
-            return False
-
-
-def compiled_seam_missing() -> str:
-    """Why the compiled seam cannot be used, or ""."""
-    try:
-        importlib.import_module("bmoe.native._seam")
-    except ImportError as error:
-        return f"_seam is not compiled ({error})"
-    return ""
-
-
-def make_seam(kind: str, banks: Sequence[BankFacts]) -> Seam:
-    """The seam named ``c`` or ``python``; ``auto`` is the compiled one where there is one."""
-    if kind == "auto":
-        kind = "python" if compiled_seam_missing() else "c"
-    if kind == "c" and (missing := compiled_seam_missing()):
-        raise NativeError(f"{missing}; install a C compiler and reinstall bmoe, or use the Python seam")
-    return CSeam(banks) if kind == "c" else PythonSeam(banks)

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from bmoe.testing.dense import DenseGates
     from bmoe.testing.fetch import FetchGates
     from bmoe.testing.prefetch import PrefetchGates
+    from bmoe.testing.routing import RoutingGates
     from bmoe.testing.sinks import SinkGates
 
-__all__ = ["ArchGates", "CachePolicyGates", "DenseGates", "FetchGates", "PrefetchGates", "SinkGates"]
+__all__ = ["ArchGates", "CachePolicyGates", "DenseGates", "FetchGates", "PrefetchGates", "RoutingGates", "SinkGates"]
 
 _HOMES = {
     "ArchGates": "bmoe.testing.archs",
@@ -23,6 +24,7 @@ _HOMES = {
     "DenseGates": "bmoe.testing.dense",
     "FetchGates": "bmoe.testing.fetch",
     "PrefetchGates": "bmoe.testing.prefetch",
+    "RoutingGates": "bmoe.testing.routing",
     "SinkGates": "bmoe.testing.sinks",
 }
 

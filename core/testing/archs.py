@@ -18,7 +18,7 @@ from bmoe.conversation import Conversation
 from bmoe.errors import ReadError
 from bmoe.inspection import inspect_model
 from bmoe.native import aio, capture, memory, uring
-from bmoe.native.evalhook import compiled_seam_missing
+from bmoe.native.compiled import compiled_seam_missing
 from bmoe.pages import region_bytes
 from bmoe.plan import Plan
 from bmoe.resolve import resolve

@@ -10,7 +10,7 @@ import pytest
 
 import bmoe
 from bmoe.errors import PluginError
-from bmoe.native.evalhook import compiled_seam_missing
+from bmoe.native.compiled import compiled_seam_missing
 from bmoe_plugins.caches.lru import Lru
 from bmoe_plugins.fetch.pread import PreadFetcher
 

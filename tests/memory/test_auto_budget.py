@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import bmoe
 from bmoe import BankFacts, ModelFacts, ProjectionFacts
 from bmoe.budget import MIB, Claims, decide_budget, held_bytes
+from bmoe.claims import claimed
 from bmoe.machine import Machine
-from bmoe.plan import claimed
 from bmoe.profile import CacheSection
 from bmoe.synth import SHAPES
 from bmoe.testing.limits import MemoryLimit, let_everybody_read, memory_limit

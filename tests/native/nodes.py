@@ -10,7 +10,8 @@ import pytest
 from bmoe.contracts import BankFacts, ExpertKey
 from bmoe.errors import NativeError
 from bmoe.native import lib, tensor
-from bmoe.native.evalhook import CSeam, PythonSeam, Seam, compiled_seam_missing
+from bmoe.native.compiled import CSeam, compiled_seam_missing
+from bmoe.native.evalhook import PythonSeam, Seam
 
 COMPILED = pytest.mark.skipif(bool(compiled_seam_missing()), reason="the seam is not compiled")
 SEAMS = [pytest.param(CSeam, marks=COMPILED, id="c"), pytest.param(PythonSeam, id="python")]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from bmoe.contracts import ExpertKey, expert_key
 from bmoe.errors import NativeError
-from bmoe.native import evalhook
-from bmoe.native.evalhook import CSeam, PythonSeam, Seam, compiled_seam_missing, make_seam
+from bmoe.native import compiled
+from bmoe.native.compiled import CSeam, compiled_seam_missing, make_seam
+from bmoe.native.evalhook import PythonSeam, Seam
 
 from .nodes import COMPILED, SEAMS, Driven, Node, banks_of
 
@@ -219,7 +220,7 @@ def test_a_routing_that_nobody_handles_is_an_error(form: type[Seam]) -> None:
 
 @COMPILED
 def test_a_full_log_is_carried_over_without_losing_or_reordering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evalhook, "_LOG_RECORDS", 8)
+    monkeypatch.setattr(compiled, "_LOG_RECORDS", 8)
     python, c = (Driven(form, banks_of([(0, 6), (1, 6)])) for form in (PythonSeam, CSeam))
     expected = []
     for driven in (python, c):
@@ -254,7 +255,7 @@ def test_a_seam_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "python" == make_seam("python", banks).name
     assert ("python" if compiled_seam_missing() else "c") == make_seam("auto", banks).name
 
-    monkeypatch.setattr(evalhook, "compiled_seam_missing", lambda: "_seam is not compiled (why)")
+    monkeypatch.setattr(compiled, "compiled_seam_missing", lambda: "_seam is not compiled (why)")
     assert "python" == make_seam("auto", banks).name
     with pytest.raises(NativeError, match="_seam is not compiled .* install a C compiler"):
         make_seam("c", banks)

@@ -10,7 +10,8 @@ import pytest
 
 from bmoe.contracts import BankFacts, ExpertKey
 from bmoe.layout import read_model
-from bmoe.native.evalhook import CSeam, PythonSeam, Seam, make_seam
+from bmoe.native.compiled import CSeam, make_seam
+from bmoe.native.evalhook import PythonSeam, Seam
 from bmoe.native.model import Context, ContextOptions, Model
 from bmoe.synth import write_model
 from bmoe_plugins.archs.table import bmoe_archs

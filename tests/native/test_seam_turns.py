@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from bmoe.contracts import BankFacts, ProjectionFacts, expert_key
 from bmoe.errors import NativeError
-from bmoe.native.evalhook import CSeam, PythonSeam, Seam
+from bmoe.native.compiled import CSeam
+from bmoe.native.evalhook import PythonSeam, Seam
 
 from .nodes import COMPILED, SEAMS, Driven, Node
 

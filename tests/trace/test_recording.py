@@ -13,7 +13,7 @@ pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 import bmoe
 from bmoe.contracts import RunSummary
-from bmoe.native.evalhook import compiled_seam_missing
+from bmoe.native.compiled import compiled_seam_missing
 from bmoe.replay.route_trace import HIT, MISS, read_trace
 from bmoe.routes import record_routes
 

@@ -1,0 +1,53 @@
+"""The in-tree routing policies pass their gate, and the gate catches policies that break the contract."""
+
+from __future__ import annotations
+
+from bmoe.testing import RoutingGates
+
+
+class TestTopK(RoutingGates):
+    plugin, provider = "bmoe", "top-k"
+    biting = ({"k": 1}, {"k": 1, "renormalise": False}, {"k": 1, "scope": "decode"}, {"k": 1, "scope": "prefill"})
+
+    def neutral_for(self, model):
+        return {"k": model.n_used}
+
+
+class TestDropCold(RoutingGates):
+    plugin, provider = "bmoe", "drop-cold"
+    neutral = {"share": 0}
+    biting = ({"share": 1.0}, {"share": 1.0, "renormalise": False}, {"share": 0.9, "scope": "both"})
+
+
+class TestSubstitute(RoutingGates):
+    plugin, provider = "bmoe", "substitute"
+    neutral = {"weight": 0}
+    biting = (
+        {"weight": 0.3},
+        {"weight": 1.0, "scope": "both"},
+        {"variant": "max-rank", "ranks": 8},
+        {"variant": "cumulative", "mass": 0.9},
+    )
+
+
+class TestSubstituteByRank(RoutingGates):
+    plugin, provider = "bmoe", "substitute"
+    neutral = {"variant": "max-rank", "ranks": 0}
+    biting = ({"variant": "max-rank", "ranks": 6, "scope": "prefill"},)
+
+
+class TestMoeSpec(RoutingGates):
+    plugin, provider = "bmoe", "moe-spec"
+    biting = ({"experts": 3}, {"experts": 3, "policy": "truncation"}, {"experts": 4, "score": "max"})
+    keeps_best = False
+
+    def neutral_for(self, model):
+        return {"experts": model.n_expert}
+
+
+class TestMoeSpecProtected(RoutingGates):
+    plugin, provider = "bmoe", "moe-spec"
+    biting = ({"experts": 3, "protect": True}, {"experts": 3, "protect": True, "policy": "truncation"})
+
+    def neutral_for(self, model):
+        return {"experts": model.n_expert, "protect": True}

@@ -71,6 +71,9 @@ class Account:
             wasted_bytes=cost.wasted_bytes if step.cost is not self.prefill else None,
             evictions=cost.evictions,
             rereads=cost.rereads,
+            dropped=cost.dropped,
+            substituted=cost.substituted,
+            lost_mass=cost.lost_mass,
             **process._asdict(),
         )
         self.tokens += 1
@@ -82,6 +85,7 @@ class Account:
         engine, prefill_cost, decode = self._engine, self.prefill, self._decode
         store = engine.stream.store if engine.stream is not None else None
         lookups, hits = decode.lookups or 0, decode.hits or 0
+        losses = [cost.worst_loss for cost in (prefill_cost, decode) if cost.worst_loss is not None]
         prefill_bytes, decode_bytes = (_all_bytes(cost) for cost in (prefill_cost, decode))
         return RunSummary(
             tokens=self.tokens,
@@ -114,6 +118,10 @@ class Account:
             lossy=engine.plan.lossy,
             stop=self.stop,
             logits_sha256=self.digest.hexdigest() if self.digest is not None else None,
+            dropped=decode.dropped,
+            substituted=decode.substituted,
+            lost_mass=decode.lost_mass,
+            worst_lost_mass=max(losses, default=None),
             causes=diagnose(self._measured(store.budget_bytes if store is not None else 0)),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,8 @@ class DecodeCost:
     """What decodes cost, as sums: seconds, look-ups and bytes. Streaming figures are None without streaming.
 
     ``read_bytes`` were read because they were needed, ``ahead_bytes`` because a prefetcher suggested them, of which
-    ``wasted_bytes`` were given up unused.
+    ``wasted_bytes`` were given up unused. Of routing policies: slots that they ``dropped`` or ``substituted``, and the
+    router mass ``lost`` over so many ``routings`` of tokens; ``worst_loss`` is the greatest of a token, not a sum.
     """
 
     decodes: int = 0
@@ -31,13 +33,24 @@ class DecodeCost:
     rereads: int | None = None
     ahead_bytes: int | None = None
     wasted_bytes: int | None = None
+    dropped: int | None = None
+    substituted: int | None = None
+    routings: int | None = None
+    lost: float | None = None
+    worst_loss: float | None = None
     tokens: int = 0
 
     def add(self, other: DecodeCost) -> None:
         """Add another decode's cost; what either has measured is kept."""
         for name in self.__dataclass_fields__:
             mine, theirs = getattr(self, name), getattr(other, name)
-            setattr(self, name, theirs if mine is None else mine if theirs is None else mine + theirs)
+            both = max if name == "worst_loss" else operator.add
+            setattr(self, name, theirs if mine is None else mine if theirs is None else both(mine, theirs))
+
+    @property
+    def lost_mass(self) -> float | None:
+        """The share of the router's mass that was lost, 0 to 1: the mean over tokens and their routings."""
+        return self.lost / self.routings if self.routings and self.lost is not None else None
 
 
 Decode = Callable[[Sequence[int], Phase], DecodeCost]

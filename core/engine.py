@@ -206,7 +206,10 @@ class Engine:
             if code != 0:
                 reason = "no room in the KV cache; raise model.ctx" if code == 1 else f"llama_decode returned {code}"
                 raise NativeError(f"{self.facts.path}: {reason}")
-            return _cost(len(tokens), took, cpu, before, _snapshot(stream))
+            cost = _cost(len(tokens), took, cpu, before, _snapshot(stream))
+            if stream is not None and stream.knobs is not None:
+                cost.worst_loss = stream.knobs.counters.worst
+            return cost
 
     def resize_cache(self, budget_mb: float) -> int:
         """Let cached experts take ``budget_mb`` MiB from now on; the bytes that they hold afterwards.
@@ -331,7 +334,9 @@ def _snapshot(stream: Stream | None) -> tuple[Any, ...] | None:
         return None
     c, s = stream.counters, stream.store.counters
     guessed = (0, 0) if stream.lane is None else (stream.lane.counters.read_bytes, stream.lane.counters.wasted_bytes)
-    return (c.wait_s, c.manage_s, s.lookups, s.hits, c.read_bytes, s.evictions, s.rereads, *guessed)
+    reads = (c.wait_s, c.manage_s, s.lookups, s.hits, c.read_bytes, s.evictions, s.rereads, *guessed)
+    k = stream.knobs.counters if stream.knobs is not None else None
+    return reads if k is None else (*reads, k.dropped, k.substituted, k.routings, k.lost)
 
 
 def _cost(

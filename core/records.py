@@ -62,6 +62,9 @@ class TokenRecord:
     psi_some_us: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    dropped: int | None = None
+    substituted: int | None = None
+    lost_mass: float | None = None
 
     @property
     def compute_s(self) -> float | None:
@@ -98,7 +101,8 @@ class RunSummary:
     ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``; ``slot_bytes`` is reserved for
     shared slots when the cache is off. ``open_peak_rss_bytes`` is the process's peak up to the end of opening,
     ``peak_rss_bytes`` since then; ``cache_resizes`` counts since then too. ``causes`` are what made it slow, the
-    costliest first; empty if nothing did, None if too little was seen.
+    costliest first; empty if nothing did, None if too little was seen. ``lost_mass`` is of decode, ``worst_lost_mass``
+    that of the token that lost most, the prompt's included.
     """
 
     tokens: int
@@ -132,3 +136,7 @@ class RunSummary:
     logits_sha256: str | None = None
     cache_resizes: int = 0
     causes: tuple[Cause, ...] | None = None
+    dropped: int | None = None
+    substituted: int | None = None
+    lost_mass: float | None = None
+    worst_lost_mass: float | None = None

@@ -168,6 +168,9 @@ def progress_line(tokens: int, recent: Sequence[TokenRecord]) -> Text:
     read = _known([r.demand_bytes for r in recent])
     if read:
         parts.append(Text(f"{sum(read) / len(read) / _MIB:.1f} MiB/token"))
+    lost = _known([r.lost_mass for r in recent])
+    if lost:
+        parts.append(Text(f"{100 * sum(lost) / len(lost):.1f} % mass lost", style="magenta"))
     spent = [("read wait", [r.read_wait_s for r in recent]), ("managing", [r.manage_s for r in recent])]
     shares = [f"{100 * sum(_known(s)) / seconds:.0f} % {what}" for what, s in spent if seconds > 0 and _known(s)]
     if shares:

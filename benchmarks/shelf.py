@@ -3,10 +3,10 @@
     python benchmarks/shelf.py measure [--out docs/plugins/prices.json] [--quick] [--only TEXT]
     python benchmarks/shelf.py pages [--prices docs/plugins/prices.json] [--out docs/plugins]
 
-``measure`` decodes the held-out texts token by token under every setting of ``shelf_cases.py``, beside what the resident
-model says of them, and replays routing traces (``--traces``) under every cache policy; it takes about an hour. ``--only``
-measures the settings whose name contains TEXT again and keeps the others. ``pages`` writes a page per plugin and the
-plot. Nothing on those pages is typed. Speed is only worth something on a machine that does nothing else.
+``measure`` decodes the held-out texts token by token under every setting of ``shelf_cases.py``, beside what the
+resident model says of them, and replays routing traces (``--traces``) under every cache policy; it takes about an hour.
+``--only`` measures the settings whose name contains TEXT again and keeps the others. ``pages`` writes a page per plugin
+and the plot. Nothing on those pages is typed. Speed is only worth something on a machine that does nothing else.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ def prompt_price(tables: Mapping[str, Any], budget_mb: float, resident: Resident
 def arithmetic(tables: Mapping[str, Any], budget_mb: float | None, problems: Sequence[Problem]) -> dict[str, float]:
     """The share of problems whose final number is right, greedily written."""
     with open_with(tables, budget_mb) as engine, engine.conversation() as conversation:
-        prompts = make_prompts("plain", None, MODEL)
-        setting = Setting(engine.model, engine.plan.ctx, prompts, 96)
+        prompts = make_prompts("chat", engine.facts.chat_template, MODEL)
+        setting = Setting(engine.model, engine.plan.ctx, prompts, 64)
         scorer = Scorer(conversation)
         right = [score(problem, setting, scorer)["score"]["right"] for problem in problems]
     return _mean(right, [1] * len(right))

@@ -145,7 +145,8 @@ class ModelFacts:
 
     ``banks`` are those of the trunk, ``nextn_banks`` those of the MTP head; ``n_layer`` counts both. ``kv_elements`` is
     what one token adds to the KV, over all layers; ``n_head`` the most attention heads of a layer; ``expert_width`` the
-    longest vector that goes into, or comes out of, a product with one expert (0 = unknown).
+    longest vector that goes into, or comes out of, a product with one expert (0 = unknown). ``gating`` is the file's, if
+    it says one, else the row's; of ``n_group`` groups of experts ``n_group_used`` are chosen first (0 = none).
     """
 
     path: str
@@ -166,6 +167,9 @@ class ModelFacts:
     kv_elements: int = 0
     n_head: int = 0
     expert_width: int = 0
+    gating: Gating = "unknown"
+    n_group: int = 0
+    n_group_used: int = 0
 
     @property
     def file_bytes(self) -> int:
@@ -489,6 +493,8 @@ class Prefetcher(Protocol):
 
     Both calls come from the thread that decodes, in the time of a token: after every routing, once its own reads were
     submitted, ``observe`` and then ``suggest``; while a long prompt is read layer by layer, ``observe`` alone.
+    Optional: ``retain(layer, /)``, asked after ``suggest``, names entries that should not be evicted for guesses;
+    ``note`` says why it has given up, in words; ``close()`` ends what it started.
     """
 
     wants: frozenset[str]

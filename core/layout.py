@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from bmoe.contracts import ArchRow, BankFacts, ModelFacts, ProjectionFacts, ShardFacts, TensorFacts
+from bmoe.contracts import ArchRow, BankFacts, Gating, ModelFacts, ProjectionFacts, ShardFacts, TensorFacts
 from bmoe.errors import ModelError
 from bmoe.header import Header, TensorEntry, Value
 from bmoe.shards import read_shards
@@ -19,6 +19,8 @@ from bmoe.shards import read_shards
 _EXPERT_NAME = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<suffix>\w+_(?:ch)?exps)\.weight", re.ASCII)
 _OLD_EXPERT = re.compile(r"blk\.\d{1,9}\.ffn_(gate|up|down)\.\d{1,9}\.weight", re.ASCII)
 _FUSED = "ffn_gate_up_exps"
+_GATINGS: Mapping[object, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax-of-selected", 4: "sqrt-softplus"}
+"""By their numbers in a file: ``llama_expert_gating_func_type`` of llama.cpp's src/llama-hparams.h."""
 
 _Located = tuple[int, TensorEntry]
 
@@ -83,6 +85,9 @@ class _Layout:
             expert_width=max(
                 (max(t.shape[:2]) for _, t in self._tensors.values() if t.name in expert_names), default=0
             ),
+            gating=_GATINGS.get(self._value("expert_gating_func")[1], row.gating),
+            n_group=self._number("expert_group_count", 0),
+            n_group_used=self._number("expert_group_used_count", 0),
         )
 
     # ---- metadata

@@ -36,6 +36,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "machine",
             "origin",
             "process",
+            "routers",
             "tables",
             "values",
         }
@@ -95,6 +96,7 @@ KIND_MAY = {
         "bmoe.native.repack",
         "bmoe.native.residency",
     },
+    "prefetch": {"bmoe.routers"},
     "archs": {"bmoe.registry"},  # where the rows are
     "sinks": {"bmoe.telemetry"},  # the form that records have outside
 }

@@ -50,11 +50,11 @@ class HotPath:
     routing: tuple[RoutingPolicy, ...] = ()
 
     def close(self) -> None:
-        """Close fetcher and dense placement; call it after the model is gone. Sinks are closed with their run."""
-        try:
-            self.fetcher.close()
-        finally:
-            self.dense.close()
+        """Close what was built; call it after the model is gone. Sinks are closed with their run."""
+        with ExitStack() as all_of_it:
+            all_of_it.callback(self.dense.close)
+            all_of_it.callback(self.fetcher.close)
+            all_of_it.callback(getattr(self.prefetcher, "close", lambda: None))
 
 
 class NoCache:
@@ -119,6 +119,7 @@ def bind(plan: Plan) -> HotPath:
                 policy = _build(plan, plan.cache, facts)
             if plan.prefetch is not None and plan.budget.room:
                 prefetcher = _build(plan, plan.prefetch, facts)
+                built.callback(_close, prefetcher)
         dense = _build(plan, plan.dense, facts)
         built.callback(_close, dense)
         routing = tuple(_build(plan, choice, facts) for choice in plan.routing if plan.streaming)

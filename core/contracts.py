@@ -145,8 +145,8 @@ class ModelFacts:
 
     ``banks`` are those of the trunk, ``nextn_banks`` those of the MTP head; ``n_layer`` counts both. ``kv_elements`` is
     what one token adds to the KV, over all layers; ``n_head`` the most attention heads of a layer; ``expert_width`` the
-    longest vector that goes into, or comes out of, a product with one expert (0 = unknown). ``gating`` is the file's, if
-    it says one, else the row's; of ``n_group`` groups of experts ``n_group_used`` are chosen first (0 = none).
+    longest vector that goes into, or comes out of, a product with one expert (0 = unknown). ``gating`` is the file's,
+    else the row's; of ``n_group`` groups of experts ``n_group_used`` are chosen first (0 = none).
     """
 
     path: str

@@ -35,6 +35,7 @@ class GuessingStore(ExpertStore):
         self.guesses: dict[ExpertKey, None] = {}
         self._room = room_bytes // memory.PAGE
         self._taken = 0
+        self._retained: frozenset[ExpertKey] = frozenset()
         self._share(0)
 
     @property
@@ -88,6 +89,10 @@ class GuessingStore(ExpertStore):
         """A guess is given up; nothing of it is being read."""
         self.frames.give_back(self._vacate(key))
 
+    def retain(self, keys: Collection[ExpertKey]) -> None:
+        """Until the next call, give these up last: a policy is asked for others first. Their ranks stay as they are."""
+        self._retained = frozenset(keys)
+
     def resize(self, budget_bytes: int, room_bytes: int = 0) -> None:
         """As :meth:`ExpertStore.resize`; there must be no guess."""
         self.frames.keep_spares(0)
@@ -113,6 +118,13 @@ class GuessingStore(ExpertStore):
             self._admit_one(key, cold=False)
         self._share(0)
         return [key for key in missing if key not in used]
+
+    def _evict(self, pinned: set[ExpertKey]) -> Spans | None:
+        if self._retained:
+            spans = super()._evict(pinned | self._retained)
+            if spans is not None:
+                return spans
+        return super()._evict(pinned)
 
     def _vacate(self, key: ExpertKey) -> Spans:
         bank = self._bank_of[key >> 16]

@@ -59,6 +59,7 @@ class Lane:
         self._last = [len(bank.projections) - 1 for bank in seam.banks]
         self._guesses: dict[ExpertKey, Guess] = {}
         self._right, self._asked = 0.5, 0
+        self._retain = getattr(prefetcher, "retain", None)
 
     def yield_to(self, bank: int, keys: Sequence[ExpertKey]) -> None:
         """Before the reads of a routing are submitted: none of a guess's pages may be the target of one of them.
@@ -105,13 +106,18 @@ class Lane:
                     self._end(key, guess)
         self._land()
         trusted = self._trusted()
-        for key in self._prefetcher.suggest(self._seam.banks[bank].layer) if trusted else ():
+        layer = self._seam.banks[bank].layer
+        suggested = self._prefetcher.suggest(layer) if trusted else ()
+        if self._retain is not None:
+            self._store.retain(self._retain(layer) if trusted else ())
+        for key in suggested:
             if not self._begin(key, bank, trusted):
                 break
 
     def clear(self) -> None:
         """Give up every guess; afterwards nothing of the lane is being read."""
         guesses, self._guesses = self._guesses, {}
+        self._store.retain(())
         with contextlib.ExitStack() as all_of_it:  # an interrupt in one step keeps no other from being done
             for key in list(self._store.guesses):
                 all_of_it.callback(self._store.forgo, key)

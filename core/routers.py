@@ -78,7 +78,7 @@ class Router:
         """The input that ``source`` saw as this router would see it: with its own scale in place of the other's."""
         if self.input_scale is None or source.input_scale is None:
             return x
-        plain: NDArray[np.float32] = np.zeros_like(x)
+        plain = np.zeros(len(x), dtype=np.float32)
         np.divide(x, source.input_scale, out=plain, where=source.input_scale != 0)
         plain *= self.input_scale
         return plain
@@ -93,7 +93,7 @@ def gate(logits: NDArray[np.float32], gating: Gating) -> NDArray[np.float32]:
     if gating == "softmax":
         shares = np.exp(logits - logits.max())
         return np.asarray(shares / shares.sum(), dtype=np.float32)
-    return logits.copy()
+    return np.array(logits, dtype=np.float32)
 
 
 def read_routers(facts: ModelFacts) -> dict[int, Router]:

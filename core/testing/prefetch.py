@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
 from bmoe.budget import MIB, size_budget
-from bmoe.contracts import BatchContext, ExpertKey, Facts, Prefetcher, Provider, RoutingEvent, key_parts
+from bmoe.contracts import ExpertKey, Prefetcher, Provider, key_parts
 from bmoe.native import memory
 from bmoe.resolve import resolve
 from bmoe.sight import OFFERED
 from bmoe.testing import traces
 from bmoe.testing.archs import UBATCH, ArchGates, Bench, Cell, compare, make_prompts, session_bench
-from bmoe.testing.caches import cache_facts
 from bmoe.testing.identity import RecordingEngine
+from bmoe.testing.inputs import Inputs, Seen
 from bmoe.testing.load import IN_TREE, load_provider
 from bmoe.testing.watch import Watch
 
@@ -30,80 +28,96 @@ class PrefetchGates:
     """Proves that a prefetcher keeps its contract. A subclass sets class attributes and nothing else.
 
     ``plugin`` is the entry point of group ``bmoe.plugins`` (``"bmoe"`` for in-tree ones) that provides ``provider``.
-    ``learns_in`` is how many tokens of a repeating text it may see before it has to suggest something.
+    ``learns_in`` is how many tokens of a repeating text it may see before it has to suggest something. ``ranks`` says
+    that it ranks by the model's routers: then it is shown what those choose, and the inputs that they chose by. One
+    that works in a thread has a method ``wait``, which returns when all that was seen is worked in.
     """
 
     plugin: ClassVar[str]
     provider: ClassVar[str]
     options: ClassVar[Mapping[str, Any]] = {}
     learns_in: ClassVar[int] = 8
+    ranks: ClassVar[bool] = False
 
     def load(self) -> Provider[Prefetcher]:
         """The provider under test, by name."""
         return load_provider("prefetch", self.plugin, self.provider)
 
-    def build(self, facts: Facts | None = None) -> Prefetcher:
-        """A fresh prefetcher, by default for the made-up model of the seeded traces."""
-        provider = self.load()
-        return provider.build(provider.options(**self.options), facts or cache_facts(64))
-
     @pytest.fixture(name="bench")
     def _bench(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
         return session_bench(request, tmp_path_factory)
 
-    # ---- without a model
+    @pytest.fixture(name="inputs")
+    def _inputs(self, bench: Bench) -> Inputs:
+        return Inputs(bench.folder if self.ranks else None)
+
+    @pytest.fixture(name="build")
+    def _build(self, inputs: Inputs) -> Iterator[Callable[[], _Asked]]:
+        """Fresh prefetchers for the model of the seeded routings."""
+        provider, built = self.load(), list[_Asked]()
+
+        def build() -> _Asked:
+            built.append(_Asked(provider.build(provider.options(**self.options), inputs.facts)))
+            return built[-1]
+
+        yield build
+        for each in built:
+            each.close()
+            each.close()
+
+    # ---- without a decode
 
     def test_is_lossless(self) -> None:
         """What is read ahead cannot change the output."""
         assert not self.load().lossy
 
-    def test_wants_what_is_offered(self) -> None:
+    def test_wants_what_is_offered(self, build: Callable[[], _Asked]) -> None:
         """It asks to see nothing that no routing has."""
-        assert self.build().wants <= OFFERED
+        assert build().prefetcher.wants <= OFFERED
 
-    def test_suggests_nothing_wrong_before_it_saw_anything(self) -> None:
+    def test_suggests_nothing_wrong_before_it_saw_anything(self, build: Callable[[], _Asked]) -> None:
         """A new prefetcher may be asked at any layer."""
-        prefetcher = self.build()
+        asked = build()
         for layer in range(traces.LAYERS):
-            _check(prefetcher.suggest(layer))
+            asked.suggest(layer)
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_suggests_entries_of_the_model(self, seed: int) -> None:
+    def test_suggests_entries_of_the_model(self, build: Callable[[], _Asked], inputs: Inputs, seed: int) -> None:
         """Whatever was routed, each suggestion is an entry, and none comes twice in one answer."""
-        prefetcher = self.build()
-        for layer, ids in _random(seed):
-            prefetcher.observe(_event(layer, ids))
-            _check(prefetcher.suggest(layer))
+        asked = build()
+        for seen in inputs.random(seed):
+            asked.observe(seen)
+            asked.suggest(seen.layer)
 
-    def test_is_deterministic(self) -> None:
+    def test_is_deterministic(self, build: Callable[[], _Asked], inputs: Inputs) -> None:
         """Two of them that saw the same suggest the same."""
-        one, two = self.build(), self.build()
-        for layer, ids in _random(7):
-            one.observe(_event(layer, ids))
-            two.observe(_event(layer, ids))
-            assert list(one.suggest(layer)) == list(two.suggest(layer))
+        one, two = build(), build()
+        for seen in inputs.random(7):
+            one.observe(seen)
+            two.observe(seen)
+            assert one.suggest(seen.layer) == two.suggest(seen.layer)
 
-    def test_keeps_nothing_of_an_event(self) -> None:
+    def test_keeps_nothing_of_an_event(self, build: Callable[[], _Asked], inputs: Inputs) -> None:
         """The arrays of an event are llama.cpp's memory, which holds something else after the call."""
-        kept, copied = self.build(), self.build()
-        for layer, ids in _random(3):
-            lent = ids.copy()
-            kept.observe(_event(layer, lent))
-            lent.fill(0)
-            copied.observe(_event(layer, ids))
-            assert list(kept.suggest(layer)) == list(copied.suggest(layer))
+        kept, copied = build(), build()
+        for seen in inputs.random(3):
+            lent = seen.copy()
+            kept.observe(lent)
+            lent.fill()
+            copied.observe(seen)
+            assert kept.suggest(seen.layer) == copied.suggest(seen.layer)
 
-    def test_foresees_a_text_that_repeats(self) -> None:
+    def test_foresees_a_text_that_repeats(self, build: Callable[[], _Asked], inputs: Inputs) -> None:
         """Where every token is routed alike, it suggests something that is used: it is not inert."""
-        prefetcher = self.build()
-        used = {layer: [(layer * 5 + slot * 3) % traces.EXPERTS for slot in range(3)] for layer in range(traces.LAYERS)}
+        asked, steady = build(), inputs.steady()
         suggested: set[ExpertKey] = set()
         for _ in range(self.learns_in + 1):
-            for layer, ids in used.items():
-                prefetcher.observe(_event(layer, np.array([ids], dtype=np.int32)))
-                suggested |= set(prefetcher.suggest(layer))
+            for seen in steady:
+                asked.observe(seen)
+                suggested |= set(asked.suggest(seen.layer))
         found = {(key_parts(key).layer, key_parts(key).expert) for key in suggested}
-        assert found & {(layer, e) for layer, ids in used.items() for e in ids}, "nothing that it suggests is ever used"
+        used = {(seen.layer, e) for seen in steady for e in seen.ids[0].tolist()}
+        assert found & used, "nothing that it suggests is ever used"
 
     # ---- with one
 
@@ -150,23 +164,30 @@ class _Model(ArchGates):
     __test__ = False
 
 
-def _event(layer: int, ids: np.ndarray) -> RoutingEvent:
-    return RoutingEvent(layer, 0, BatchContext("decode", tuple(range(len(ids)))), ids)
+class _Asked:
+    """A prefetcher, and what it answers, which is looked at."""
+
+    def __init__(self, prefetcher: Prefetcher) -> None:
+        self.prefetcher = prefetcher
+
+    def observe(self, seen: Seen) -> None:
+        self.prefetcher.observe(seen.event())
+        getattr(self.prefetcher, "wait", lambda: None)()
+
+    def suggest(self, layer: int) -> list[ExpertKey]:
+        keys = _entries(self.prefetcher.suggest(layer))
+        _entries(getattr(self.prefetcher, "retain", lambda layer: ())(layer))
+        return keys
+
+    def close(self) -> None:
+        getattr(self.prefetcher, "close", lambda: None)()
 
 
-def _random(seed: int, tokens: int = 12) -> Iterator[tuple[int, np.ndarray]]:
-    draw = random.Random(seed)
-    for _ in range(tokens):
-        width = draw.choice((1, 1, 1, 3))
-        for layer in range(traces.LAYERS):
-            rows = [draw.sample(range(traces.EXPERTS), 3) for _ in range(width)]
-            yield layer, np.array(rows, dtype=np.int32)
-
-
-def _check(keys: Sequence[ExpertKey]) -> None:
-    assert len(set(keys)) == len(keys), "an entry is suggested twice"
+def _entries(keys: Sequence[ExpertKey]) -> list[ExpertKey]:
+    assert len(set(keys)) == len(keys), "an entry is named twice"
     for key in keys:
         layer, bank, expert = key_parts(key)
         assert 0 <= layer < traces.LAYERS
         assert bank == 0
         assert 0 <= expert < traces.EXPERTS
+    return list(keys)

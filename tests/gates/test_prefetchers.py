@@ -12,3 +12,20 @@ class TestTemporal(PrefetchGates):
 class TestTemporalFar(PrefetchGates):
     plugin, provider = "bmoe", "temporal"
     options = {"depth": 3}
+
+
+class TestStaleGate(PrefetchGates):
+    plugin, provider = "bmoe", "stale-gate"
+    options = {"worker": False}
+    ranks = True
+
+
+class TestStaleGateOfTheNextLayer(PrefetchGates):
+    plugin, provider = "bmoe", "stale-gate"
+    options = {"worker": False, "depth": 1, "reads": 2, "keep": 3}
+    ranks = True
+
+
+class TestStaleGateInAThread(PrefetchGates):
+    plugin, provider = "bmoe", "stale-gate"
+    ranks = True

@@ -126,7 +126,7 @@ def test_nobody_waits_for_the_worker_and_the_newest_job_replaces_one_that_waits(
 def test_what_a_job_raises_is_raised_where_its_result_is_asked_for(build, inputs: Inputs) -> None:
     gate = build()
     gate._routers = {layer: Router(layer, np.zeros((2, 3), dtype=np.float32)) for layer in gate._routers}
-    gate._seen = 10**6
+    gate._seen = gate._checked = 10**6  # past the checks of its own
     gate.observe(inputs.steady()[0].event())
     gate.wait()
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field, model_validator
 
-from bmoe import Provider, expert_key, hookimpl
+from bmoe import Provider, hookimpl
 from bmoe.contracts import BankFacts, ExpertKey, Facts, Options, Prefetcher, RoutingEvent
 from bmoe.routers import Router, read_routers
+from bmoe_plugins.prefetch._entries import by_layer, entries
 from bmoe_plugins.prefetch._newest import NewestFirst
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class StaleGate:
         self._routers, self._depth = routers, options.depth
         self._layers = sorted(routers)
         self._place = {layer: place for place, layer in enumerate(self._layers)}
-        self._banks = {layer: [bank for bank in banks if bank.layer == layer] for layer in self._layers}
+        self._banks = by_layer(banks)
         self._reads, self._keep = options.reads, options.keep
         self._found: dict[int, list[int]] = {}
         self._worker = NewestFirst(self._rank) if options.worker else None
@@ -109,13 +110,11 @@ class StaleGate:
 
     def _coming(self, layer: int, limit: int | None) -> list[ExpertKey]:
         """Entries of the layers after this one that were ranked in time."""
-        place, keys = self._place[layer], dict[ExpertKey, None]()
+        place, keys = self._place[layer], list[ExpertKey]()
         for target in self._layers[place + 1 : place + 1 + self._depth] if not self.note else ():
-            ranked, banks = self._found.get(target, []), self._banks[target]
-            for expert in ranked[: banks[0].n_used if limit is None else limit]:
-                for bank in banks:  # a second bank is routed by a copy, its experts' numbers divided
-                    keys[expert_key(target, expert * bank.n_expert // banks[0].n_expert, bank.bank)] = None
-        return list(keys)
+            banks = self._banks[target]
+            keys += entries(banks, self._found.get(target, [])[: banks[0].n_used if limit is None else limit])
+        return keys
 
     def _check(self, event: RoutingEvent, x: NDArray[np.float32]) -> None:
         """Whether this layer's own router, with its own input, chooses what the model chose."""

@@ -29,3 +29,12 @@ class TestStaleGateOfTheNextLayer(PrefetchGates):
 class TestStaleGateInAThread(PrefetchGates):
     plugin, provider = "bmoe", "stale-gate"
     ranks = True
+
+
+class TestEdgeMoE(PrefetchGates):
+    plugin, provider = "bmoe", "edgemoe"
+
+
+class TestEdgeMoEExact(PrefetchGates):
+    plugin, provider = "bmoe", "edgemoe"
+    options = {"order": "exact", "reads": 3}

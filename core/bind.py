@@ -14,6 +14,7 @@ from bmoe.contracts import (
     ExpertKey,
     Facts,
     Fetcher,
+    Observer,
     Prefetcher,
     ReadBatch,
     RoutingPolicy,
@@ -48,6 +49,11 @@ class HotPath:
     sinks: tuple[Sink, ...]
     prefetcher: Prefetcher | None = None
     routing: tuple[RoutingPolicy, ...] = ()
+
+    @property
+    def observer(self) -> Observer | None:
+        """The cache policy, if it wants to see routings."""
+        return self.policy if isinstance(self.policy, Observer) and self.policy.wants else None
 
     def close(self) -> None:
         """Close what was built; call it after the model is gone. Sinks are closed with their run."""
@@ -148,7 +154,10 @@ def _build(plan: Plan, choice: Choice, facts: Facts) -> Any:
         raise PluginError(f"{plan.profile.where(f'{table}.{option}')}{blank}{one_line(rest)}") from exc
     except Exception as exc:
         raise PluginError(_cannot(said, exc)) from exc
-    missing = [name for name in _MEMBERS[choice.kind] if not hasattr(item, name)]
+    members = _MEMBERS[choice.kind]
+    if choice.kind == "cache" and getattr(item, "wants", None):
+        members = (*members, "observe")
+    missing = [name for name in members if not hasattr(item, name)]
     if missing:
         raise PluginError(f"{said} builds {type(item).__name__}, which lacks {', '.join(missing)}; correct the plugin")
     return item

@@ -118,7 +118,7 @@ class Engine:
         if plan.streaming:
             store = self._make_store()
             stack.callback(store.close)
-            self.stream = Stream(self.seam, store, self.hot.fetcher, self._make_lane(store))
+            self.stream = Stream(self.seam, store, self.hot.fetcher, self._make_lane(store), self.hot.observer)
             stack.callback(self.stream.close)
             self.tracing.attach(self.stream)
             addresses = store.addresses

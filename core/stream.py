@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bmoe.contracts import BankFacts, BatchContext, ExpertKey, Fetcher, ReadBatch, Ticket
+from bmoe.contracts import BankFacts, BatchContext, ExpertKey, Fetcher, Observer, ReadBatch, Ticket
 from bmoe.errors import NativeError
 from bmoe.knobs import Knobs
 from bmoe.lane import Lane
@@ -90,11 +90,15 @@ class Stream:
     """Connects the eval hook to store and fetcher. All calls come from the thread that decodes.
 
     ``weights[bank][projection]`` is the address of a projection's tensor, by which the hook finds its product; without
-    weights every routing waits for all of its reads. ``lane`` is None without a prefetcher.
+    weights every routing waits for all of its reads. ``lane`` is None without a prefetcher; ``observer`` is a cache
+    policy that wants to see routings, each before its entries are ranked.
     """
 
-    def __init__(self, seam: Seam, store: Store, fetcher: Fetcher, lane: Lane | None = None) -> None:
+    def __init__(
+        self, seam: Seam, store: Store, fetcher: Fetcher, lane: Lane | None = None, observer: Observer | None = None
+    ) -> None:
         self.seam, self.store, self.fetcher, self.lane = seam, store, fetcher, lane
+        self._observer = observer
         self.counters = StreamCounters()
         self.weights: Sequence[Sequence[int]] = ()
         self._last_stage = [len(bank.projections) - 1 for bank in seam.banks]
@@ -110,7 +114,7 @@ class Stream:
         self._sight: Sight | None = None
         seam.handler = self.route
         seam.advance = self.advance
-        seam.attentive = lane is not None
+        seam.attentive = self._looks
 
     def watch(self, watcher: Watcher) -> None:
         """Show everything from now on to ``watcher`` too; not while a decode runs."""
@@ -134,13 +138,18 @@ class Stream:
         wide = bool(self.weights) and any(len(batch.positions) >= least for least in self._wide_from)
         if wide != self._wide:
             self._wide = wide
-            self.seam.attentive = wide or self.lane is not None or self.knobs is not None or bool(self._watchers)
+            self.seam.attentive = wide or self._looks or self.knobs is not None or bool(self._watchers)
         if wide and self.lane is not None:
             self.lane.clear()  # layers are read whole
         if self.knobs is not None:
             self.knobs.begin(batch)
         for watcher in self._watchers:
             watcher.begin(batch)
+
+    @property
+    def _looks(self) -> bool:
+        """Whether a plugin is to see every routing, hit or not."""
+        return self.lane is not None or self._observer is not None
 
     def close(self) -> None:
         """Nothing is read any more."""
@@ -179,6 +188,8 @@ class Stream:
                 self._give_up()
             if self.lane is not None:
                 self.lane.yield_to(bank, keys)
+            if self._observer is not None:
+                self._observer.observe(self.sight(bank).event(self._observer.wants))
             batch = self.store.stage(bank, keys)
             self._flight = flight = self._arriving(bank)
             if batch is not None:

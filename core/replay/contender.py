@@ -97,9 +97,17 @@ class Contender:
             raise
         except Exception as error:  # as above
             raise PluginError(f"--policy {self.label}: cannot be built ({cause(error)}); correct the plugin") from error
-        if wants:
-            named = one_line(", ".join(wants))
+        if wants and not hasattr(policy, "observe"):
+            raise PluginError(f"--policy {self.label}: wants to observe and has no observe(); correct the plugin")
+        lacking = [name for name in wants if name not in ("topk", "probs")]
+        if lacking:
+            named = one_line(", ".join(lacking))
             raise PluginError(f"--policy {self.label}: observes {named}, which a routing trace lacks; choose another")
+        if "probs" in wants and trace.probs is None:
+            raise PluginError(
+                f"--policy {self.label}: observes probs, which {trace.source} lacks; record a trace with them: "
+                "bmoe trace route -o FILE.parquet"
+            )
         return policy
 
 

@@ -48,7 +48,7 @@ def play_belady(trace: Lookups, budget_bytes: int, *, whole_layer: bool = True) 
         for item in aside:
             heapq.heappush(furthest, item)
 
-    for keys, size, counted, ends_token in trace.touches():
+    for keys, size, counted, ends_token, _ in trace.touches():
         missed = 0
         following = upcoming[begin : begin + len(keys)].tolist()
         begin += len(keys)

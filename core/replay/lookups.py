@@ -5,6 +5,7 @@ The form for long traces: ten million look-ups are arrays of 100 MB and not as m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +29,8 @@ class Lookups:
     ``starts[i]`` to ``starts[i + 1]`` (int64 [m + 1]). Per touch (bool [m]): ``counted`` says whether its hits are
     figures of the trace, ``ends_token`` that the next one belongs to another token. ``tokens`` are those that are
     counted, None where the trace does not tell them apart. ``entry_bytes`` are the bytes of one expert, by layer.
-    ``n_used`` are the experts per token of the recording, which may be fewer than the model's own.
+    ``n_used`` are the experts per token of the recording, which may be fewer than the model's own. ``probs``, float32
+    [m, n_expert], is what the router gave to every expert, NaN where a touch has none; None where no touch has any.
     """
 
     source: str
@@ -43,6 +45,7 @@ class Lookups:
     ends_token: NDArray[np.bool_]
     tokens: int | None
     entry_bytes: Mapping[int, int]
+    probs: NDArray[np.float32] | None = None
 
     def touches(self) -> Iterator[Touch]:
         """Every touch in order, as plain Python objects, which are made a few thousand at a time."""
@@ -58,9 +61,10 @@ class Lookups:
                 self.ends_token[first:last].tolist(),
                 strict=True,
             )
+            shown = itertools.repeat(None) if self.probs is None else map(_seen, self.probs[first:last])
             begin = 0
-            for end, (size, counted, ends_token) in zip(ends[1:], rest, strict=True):
-                yield Touch(keys[begin:end], size, counted, ends_token)
+            for end, (size, counted, ends_token), probs in zip(ends[1:], rest, shown, strict=False):
+                yield Touch(keys[begin:end], size, counted, ends_token, probs)
                 begin = end
 
     def touch_entry_bytes(self) -> NDArray[np.int64]:
@@ -95,6 +99,10 @@ class Lookups:
         return ModelFacts(
             self.model, self.model, self.arch, (), self.n_layer, self.n_expert, self.n_used, 0, 0, 0, 0, banks, ()
         )
+
+
+def _seen(probs: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    return None if np.isnan(probs[0]) else probs
 
 
 def _one_projection(layer: int, nbytes: int) -> tuple[ProjectionFacts]:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from bmoe.contracts import CachePolicy, ExpertKey
+from bmoe.contracts import BatchContext, CachePolicy, ExpertKey, Observer, RoutingEvent
 from bmoe.errors import PluginError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_ONE_TOKEN = BatchContext("decode", (0,))
 
 
 class Touch(NamedTuple):
-    """One layer of one token: distinct keys in router order, bytes of each, whether hits count, and token's end."""
+    """One layer of one token: distinct keys in router order, bytes of each, whether hits count, and token's end.
+
+    ``probs`` is what the router gave to every expert, float32 [n_expert], where the trace has it.
+    """
 
     keys: list[int]
     entry_bytes: int
     counted: bool
     ends_token: bool
+    probs: NDArray[np.float32] | None = None
 
 
 class Touched(Protocol):
@@ -50,8 +60,10 @@ def play(policy: CachePolicy, trace: Touched, budget_bytes: int) -> Played:
 
     Per touch: ``touch``, then for each miss evict until it fits, and admit it. The touch's own entries are pinned, and
     are admitted beyond the budget if nothing else is left; a token ends within it. What is not counted changes what is
-    resident all the same. Raises :class:`PluginError` for a victim that is none.
+    resident all the same. A policy that wants to observe is shown each routing before its ``touch``. Raises
+    :class:`PluginError` for a victim that is none.
     """
+    observe, wants = _observing(policy)
     resident: set[ExpertKey] = set()
     held = lookups = hits = missed_bytes = 0
     touch, victim, admit, forget = policy.touch, policy.victim, policy.admit, policy.forget
@@ -69,7 +81,9 @@ def play(policy: CachePolicy, trace: Touched, budget_bytes: int) -> Played:
             held -= sizes[key >> 24]
             forget(key)
 
-    for keys, size, counted, ends_token in trace.touches():
+    for keys, size, counted, ends_token, probs in trace.touches():
+        if observe is not None:
+            observe(_event(keys, probs if "probs" in wants else None))
         missing = [key for key in keys if key not in resident]
         touch(keys)
         if counted:
@@ -95,7 +109,7 @@ def play_lru(trace: Touched, budget_bytes: int) -> Played:
     to_end, oldest = order.move_to_end, order.popitem
     held = lookups = hits = missed_bytes = 0
     sizes = trace.entry_bytes
-    for keys, size, counted, ends_token in trace.touches():
+    for keys, size, counted, ends_token, _ in trace.touches():
         missed = 0
         for key in keys:
             if key in order:
@@ -114,6 +128,21 @@ def play_lru(trace: Touched, budget_bytes: int) -> Played:
             while held > budget_bytes and len(order) > kept:
                 held -= sizes[oldest(last=False)[0] >> 24]
     return Played(lookups, hits, missed_bytes)
+
+
+def _observing(policy: CachePolicy) -> tuple[Callable[[RoutingEvent], None] | None, frozenset[str]]:
+    """How a policy is shown routings, and what of them; None if it does not ask."""
+    if isinstance(policy, Observer) and policy.wants:
+        return policy.observe, policy.wants
+    return None, frozenset()
+
+
+def _event(keys: list[int], probs: NDArray[np.float32] | None) -> RoutingEvent:
+    import numpy as np
+
+    ids = np.array([[key & 0xFFFF for key in keys]], np.int32)
+    seen = None if probs is None else probs.reshape(1, -1)
+    return RoutingEvent(keys[0] >> 24, keys[0] >> 16 & 0xFF, _ONE_TOKEN, ids, seen)
 
 
 def _no_victim(key: object, free: int, resident: set[ExpertKey]) -> str:

@@ -1,4 +1,4 @@
-"""Reads a ``route_trace v1`` of any length into columns, with the line of whatever is wrong."""
+"""Reads a routing trace of any length into columns, lines or Parquet, and says where it is wrong."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import itertools
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import numpy as np
 
 from bmoe.contracts import ModelFacts
 from bmoe.replay.lookups import Lookups, in_columns
+from bmoe.replay.parquet import COLUMNS, MAGIC, Head, parquet_lookups
 from bmoe.replay.route_trace import DECODE, VERSION, RouteTrace, TraceError, parse_trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert")
 _LAYER, _EXPERT = 3, 5
 _CHUNK = 1 << 18
 _LINE = 1 << 12
@@ -31,9 +32,14 @@ def read_lookups(path: str | os.PathLike[str], model: ModelFacts | None = None) 
     """The trace in the file ``path``; sizes of entries are those of its header, or of ``model`` if it is given.
 
     Raises :class:`TraceError` if it cannot be read, is no trace, has no decode row, or does not say how large an entry
-    of a layer is.
+    of a layer is. A file in Parquet has the router's probabilities as well.
     """
     try:
+        with open(path, "rb") as begin:
+            packed = begin.read(len(MAGIC)) == MAGIC
+        if packed:
+            head, trace = parquet_lookups(os.fspath(path))
+            return _checked(trace, head, model)
         with open(path, encoding="utf-8", newline="") as file:
             return _File(os.fspath(path), file).lookups(model)
     except (OSError, ValueError) as error:  # a ValueError is undecodable text, or a path with a NUL
@@ -50,9 +56,10 @@ class _File:
     def lookups(self, model: ModelFacts | None) -> Lookups:
         first = self._read_head()
         chunks = list(self._chunks(first))
-        rows = np.concatenate(chunks) if chunks else np.empty((0, len(_COLUMNS)), np.int32)
+        rows = np.concatenate(chunks) if chunks else np.empty((0, len(COLUMNS)), np.int32)
         del chunks
         head = self._head
+        sizes = {layer: size.expert_bytes for layer, size in head.layers.items()}
         trace = in_columns(
             rows,
             decode=DECODE,
@@ -62,12 +69,9 @@ class _File:
             n_layer=head.n_layer,
             n_expert=head.n_expert,
             n_used=head.n_used,
-            entry_bytes=self._sizes(np.unique(rows[:, _LAYER]).tolist(), model),
+            entry_bytes=sizes,
         )
-        if not trace.counted.any():
-            raise TraceError(f"{self._path}: has no decode row (phase {DECODE}), which hits are counted of; record one")
-        self._refuse_twice(trace)
-        return trace
+        return _checked(trace, head, model)
 
     def _read_head(self) -> int:
         """Read up to the names of the columns; the number of the first line after them."""
@@ -86,7 +90,7 @@ class _File:
         return len(lines) + 1
 
     def _chunks(self, number: int) -> Iterator[NDArray[np.int32]]:
-        places = [self._names.index(name) for name in _COLUMNS]
+        places = [self._names.index(name) for name in COLUMNS]
         while lines := list(itertools.islice(self._file, _CHUNK)):
             rows = self._parsed(lines, number, places)
             if len(rows):
@@ -99,7 +103,7 @@ class _File:
 
     def _parsed(self, lines: Sequence[str], number: int, places: Sequence[int]) -> NDArray[np.int32]:
         if not any(map(_is_row, lines)):
-            return np.empty((0, len(_COLUMNS)), np.int32)
+            return np.empty((0, len(COLUMNS)), np.int32)
         width = len(self._names)
         if set(map(_commas, lines)) == {width - 1}:  # loadtxt takes rows that are longer than the others
             with contextlib.suppress(ValueError, OverflowError, Warning), warnings.catch_warnings():
@@ -131,37 +135,6 @@ class _File:
         wanted = f"the model has {self._head.n_layer} layers with {self._head.n_expert} experts"
         self._fail(number + written[at], where, wanted)
 
-    def _refuse_twice(self, trace: Lookups) -> None:
-        touch = np.repeat(np.arange(len(trace.counted)), np.diff(trace.starts))
-        seen = np.sort(touch * _MOST + (trace.keys & 0xFFFF))
-        again = np.flatnonzero(seen[1:] == seen[:-1])
-        if len(again):
-            where, expert = divmod(int(seen[again[0]]), _MOST)
-            layer = int(trace.keys[trace.starts[where]]) >> 24
-            raise TraceError(
-                f"{self._path}: names expert {expert} of layer {layer} twice for one token; correct the slots"
-            )
-
-    def _sizes(self, layers: Sequence[int], model: ModelFacts | None) -> Mapping[int, int]:
-        sizes = {layer: size.expert_bytes for layer, size in self._head.layers.items()}
-        if model is not None:
-            sizes = dict.fromkeys((bank.layer for bank in model.banks), 0)
-            for bank in model.banks:
-                sizes[bank.layer] += bank.entry_bytes
-        for layer in layers:
-            if not sizes.get(layer):
-                where = f"{model.path} has no experts in" if model else "its header says no expert_bytes of"
-                raise TraceError(f"{self._path}: {where} layer {layer}; give --model FILE, the model that was run")
-            if sizes[layer] > _MOST_BYTES:
-                raise TraceError(f"{self._path}: says expert_bytes={sizes[layer]} of layer {layer}; correct the header")
-        if model is not None and self._head.n_expert > min(bank.n_expert for bank in model.banks):
-            each = min(bank.n_expert for bank in model.banks)
-            raise TraceError(
-                f"{self._path}: is of a model with {self._head.n_expert} experts a layer, {model.path} has {each}; "
-                "give --model FILE, the model that was run"
-            )
-        return sizes
-
     def _fail(self, number: int, what: str, wanted: str) -> NoReturn:
         raise TraceError(f"{self._path}: line {number} {what}; {wanted}")
 
@@ -172,3 +145,41 @@ def _is_row(line: str) -> bool:
 
 def _commas(line: str) -> int:
     return line.count(",")
+
+
+def _checked(trace: Lookups, head: RouteTrace | Head, model: ModelFacts | None) -> Lookups:
+    """``trace`` with the sizes that it is to be replayed with. Raises :class:`TraceError` if it cannot be."""
+    if not trace.counted.any():
+        raise TraceError(f"{trace.source}: has no decode row (phase {DECODE}), which hits are counted of; record one")
+    trace = replace(trace, entry_bytes=_sizes(trace, head, model))
+    touch = np.repeat(np.arange(len(trace.counted)), np.diff(trace.starts))
+    seen = np.sort(touch * _MOST + (trace.keys & 0xFFFF))
+    again = np.flatnonzero(seen[1:] == seen[:-1])
+    if len(again):
+        where, expert = divmod(int(seen[again[0]]), _MOST)
+        layer = int(trace.keys[trace.starts[where]]) >> 24
+        raise TraceError(
+            f"{trace.source}: names expert {expert} of layer {layer} twice for one token; correct the slots"
+        )
+    return trace
+
+
+def _sizes(trace: Lookups, head: RouteTrace | Head, model: ModelFacts | None) -> Mapping[int, int]:
+    sizes = dict(trace.entry_bytes)
+    if model is not None:
+        sizes = dict.fromkeys((bank.layer for bank in model.banks), 0)
+        for bank in model.banks:
+            sizes[bank.layer] += bank.entry_bytes
+    for layer in np.unique(trace.keys >> 24).tolist():
+        if not sizes.get(layer):
+            where = f"{model.path} has no experts in" if model else "its header says no expert_bytes of"
+            raise TraceError(f"{trace.source}: {where} layer {layer}; give --model FILE, the model that was run")
+        if sizes[layer] > _MOST_BYTES:
+            raise TraceError(f"{trace.source}: says expert_bytes={sizes[layer]} of layer {layer}; correct the header")
+    if model is not None and head.n_expert > min(bank.n_expert for bank in model.banks):
+        each = min(bank.n_expert for bank in model.banks)
+        raise TraceError(
+            f"{trace.source}: is of a model with {head.n_expert} experts a layer, {model.path} has {each}; "
+            "give --model FILE, the model that was run"
+        )
+    return sizes

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bmoe.contracts import BankFacts, CacheFacts, CachePolicy, ExpertKey, Facts, FetchFacts, ModelFacts, Provider
+from bmoe.contracts import (
+    BankFacts,
+    BatchContext,
+    CacheFacts,
+    CachePolicy,
+    ExpertKey,
+    Facts,
+    FetchFacts,
+    ModelFacts,
+    Observer,
+    Provider,
+    RoutingEvent,
+)
 from bmoe.replay import Replayed, Trace, cycle, entries, most_hits, replay
+from bmoe.sight import OFFERED
 from bmoe.testing import traces
 from bmoe.testing.load import load_provider
 
@@ -38,7 +53,8 @@ class CachePolicyGates:
     class that overrides ``load`` tests a provider that is not installed. ``golden`` holds the exact hits on the traces
     of :data:`bmoe.testing.traces.GOLDEN`; what is missing fails and is printed, to be recorded. ``naive`` builds, for
     a capacity, a plain model of the same policy, which must name the same victims. ``ranks_by_use`` is set to False by
-    a policy that does not look at use. ``examples`` is how many random sequences each property gets.
+    a policy that does not look at use. ``examples`` is how many random sequences each property gets. A policy with
+    ``wants`` is shown routings with seeded probabilities wherever it is driven.
     """
 
     plugin: ClassVar[str]
@@ -74,7 +90,7 @@ class CachePolicyGates:
     def play(self, name: str) -> Replayed:
         """A fresh policy on a golden trace, with room for a third of its entries."""
         trace = traces.GOLDEN[name]()
-        return replay(self.build(_room(trace), cycle(trace)), trace, _room(trace))
+        return replay(self.build(_room(trace), cycle(trace)), trace, _room(trace), traces.probabilities(trace))
 
     # ---- the contract
 
@@ -90,7 +106,7 @@ class CachePolicyGates:
         @self.random_examples()
         @given(st.lists(_OPERATION, max_size=40), st.integers(1, 12))
         def check(operations: list[tuple[str, list[ExpertKey]]], capacity: int) -> None:
-            driver = _Driver(self.build(capacity), capacity)
+            driver = _Driver(self.build(capacity), capacity, random.Random(capacity))
             for name, keys in operations:
                 getattr(driver, name)(keys)
             driver.drain()
@@ -120,6 +136,32 @@ class CachePolicyGates:
             random.setstate(state)
         assert first == second
 
+    # ---- what it sees
+
+    def test_wants_what_is_offered(self) -> None:
+        """It asks to see nothing that no routing has, and can be shown what it asks for."""
+        policy = self.build(8)
+        assert _wants(policy) <= OFFERED
+        assert not _wants(policy) or isinstance(policy, Observer)
+
+    def test_keeps_no_view(self) -> None:
+        """What an event shows is llama.cpp's memory, which is overwritten afterwards."""
+        trace = traces.zipf(1, steps=40)
+        lent = [row.copy() for row in traces.probabilities(trace)]
+        kept = replay(_Lent(self.build(16)), trace, 16, lent)
+        assert kept == replay(self.build(16), trace, 16, traces.probabilities(trace))
+
+    def test_what_it_sees_decides(self) -> None:
+        """A policy that wants to see probabilities gives up other entries when they are others."""
+        if "probs" not in _wants(self.build(8)):
+            pytest.skip("it does not want to see probabilities")
+        trace = traces.zipf(1)
+        one, other = (
+            replay(self.build(_room(trace), cycle(trace)), trace, _room(trace), traces.probabilities(trace, seed))
+            for seed in (0, 1)
+        )
+        assert one.victims != other.victims, "victims are the same whatever the router gave: the policy does not look"
+
     # ---- its ranking
 
     @pytest.mark.parametrize("name", sorted(traces.GOLDEN))
@@ -146,7 +188,10 @@ class CachePolicyGates:
         @self.random_examples()
         @given(_TRACE, st.integers(1, 12))
         def check(trace: Trace, capacity: int) -> None:
-            assert replay(self.build(capacity), trace, capacity) == replay(model(capacity), trace, capacity)
+            probs = traces.probabilities(trace)
+            assert replay(self.build(capacity), trace, capacity, probs) == replay(
+                model(capacity), trace, capacity, probs
+            )
 
         check()
 
@@ -155,7 +200,7 @@ class CachePolicyGates:
         """The gate made the policy choose, and use decides its choices exactly if it says so."""
         trace = traces.GOLDEN[name]()
         played = self.play(name)
-        deaf = replay(_Deaf(self.build(_room(trace), cycle(trace))), trace, _room(trace))
+        deaf = replay(_Deaf(self.build(_room(trace), cycle(trace))), trace, _room(trace))  # and blind
         assert played.evictions > 0
         assert played.lookups > played.hits
         if not self.ranks_by_use:
@@ -169,7 +214,7 @@ class CachePolicyGates:
         for trace in (traces.repeat(), traces.zipf(1)):
             room = cycle(trace) // 2
             policy = self.build(room, cycle(trace))
-            hits += replay(policy, trace, room).hits
+            hits += replay(policy, trace, room, traces.probabilities(trace)).hits
         assert (hits > 0) == policy.below_cycle, f"below_cycle = {policy.below_cycle}, but there are {hits} hits"
 
 
@@ -189,6 +234,47 @@ def _room(trace: Trace) -> int:
     return entries(trace) // 3
 
 
+def _wants(policy: CachePolicy) -> frozenset[str]:
+    wants: frozenset[str] = getattr(policy, "wants", frozenset())
+    return wants
+
+
+def _events(keys: Sequence[ExpertKey], rng: random.Random) -> list[RoutingEvent]:
+    """A routing of one token per layer of ``keys``, as odd as a graph may show one.
+
+    Without what was wanted, of no token, of several, with numbers that are none.
+    """
+    found = []
+    for layer in dict.fromkeys(key >> 24 for key in keys):
+        ids = [key & 0xFFFF for key in keys if key >> 24 == layer]
+        rows = rng.choice((1, 1, 1, 3, 0))
+        probs: np.ndarray[Any, np.dtype[np.float32]] | None = np.array(
+            [[rng.choice((rng.random(), 0.0, 1.0, math.nan)) for _ in range(traces.EXPERTS)] for _ in range(rows)],
+            np.float32,
+        ).reshape(rows, traces.EXPERTS)
+        if rng.random() < 0.2:
+            probs = None
+        batch = BatchContext("decode", tuple(range(rows)))
+        found.append(RoutingEvent(layer, 0, batch, np.array([ids] * rows, np.int32).reshape(rows, -1), probs))
+    return found
+
+
+class _Lent:
+    """A policy whose events are overwritten once it has seen them."""
+
+    def __init__(self, policy: CachePolicy) -> None:
+        self._policy, self.below_cycle, self.wants = policy, policy.below_cycle, _wants(policy)
+        self.touch, self.admit, self.victim, self.forget = policy.touch, policy.admit, policy.victim, policy.forget
+
+    def observe(self, event: RoutingEvent, /) -> None:
+        """Show it, and overwrite it."""
+        assert isinstance(self._policy, Observer)
+        self._policy.observe(event)
+        event.ids[:] = 0
+        if event.probs is not None:
+            event.probs[:] = math.nan
+
+
 class _Deaf:
     """A policy whose touches are lost."""
 
@@ -203,11 +289,14 @@ class _Deaf:
 class _Driver:
     """Drives a policy as a store does, and knows what is resident."""
 
-    def __init__(self, policy: CachePolicy, capacity: int) -> None:
-        self._policy, self._capacity = policy, capacity
+    def __init__(self, policy: CachePolicy, capacity: int, rng: random.Random) -> None:
+        self._policy, self._capacity, self._rng = policy, capacity, rng
         self._resident: set[ExpertKey] = set()
 
     def touch(self, keys: list[ExpertKey]) -> None:
+        if isinstance(self._policy, Observer) and self._policy.wants:
+            for event in _events(keys, self._rng):
+                self._policy.observe(event)
         self._policy.touch(keys)
         for key in keys:
             if key not in self._resident:

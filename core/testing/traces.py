@@ -7,8 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from random import Random
+from typing import TYPE_CHECKING
 
 from bmoe.replay import Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LAYERS, EXPERTS, USED, STEPS = 6, 32, 4, 300
 
@@ -66,6 +71,27 @@ def locality(seed: int, layers: int = LAYERS, experts: int = EXPERTS, used: int 
 
 GOLDEN: dict[str, Callable[[], Trace]] = {"zipf": partial(zipf, 1), "scan": scan, "locality": partial(locality, 2)}
 """The traces whose exact hits the gates record, each made when it is called."""
+
+
+def probabilities(trace: Trace, seed: int = 0, experts: int = EXPERTS) -> list[NDArray[np.float32]]:
+    """What a router may have given to every expert, float32 [experts] that sum to 1, for each layer of each step.
+
+    The experts of the step have the most, in their order; half of the others' next uses can be seen coming.
+    """
+    import numpy as np
+
+    rng = Random(seed)
+    found = []
+    for at, step in enumerate(trace):
+        coming = dict(trace[min(at + 1, len(trace) - 1)])
+        for layer, chosen in step:
+            soon = coming.get(layer, ())
+            given = [rng.random() + (expert in soon and rng.random() < 0.5) for expert in range(experts)]
+            for slot, expert in enumerate(chosen):
+                given[expert] = 2.0 + len(chosen) - slot
+            total = sum(given)
+            found.append(np.array([each / total for each in given], np.float32))
+    return found
 
 
 def _below(rng: Random, limit: int) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bmoe.contracts import ModelFacts
-from bmoe.replay.route_trace import LayerBytes, Routed, RouteTrace, TraceError, trace_lines
+from bmoe.replay.parquet import pyarrow, read_table
+from bmoe.replay.route_trace import Routed, RouteTrace, TraceError, trace_lines
 from bmoe.trace.output import TraceLines, TracePlace, report, said
 from bmoe.trace.route import model_of
 
@@ -72,7 +72,7 @@ class RouteParquet:
     wants_probabilities = True
 
     def __init__(self, place: TracePlace, facts: ModelFacts) -> None:
-        arrow, parquet = _pyarrow()
+        arrow, parquet = pyarrow()
         self._arrow, self._place = arrow, place
         self._schema = _schema(arrow).with_metadata(_metadata(model_of(facts)))
         self._writer: Any = parquet.ParquetWriter(place.file, self._schema, compression="zstd")
@@ -131,18 +131,13 @@ class RouteParquet:
 
 def read_parquet(path: str) -> RouteTrace:
     """A routing trace in Parquet, without its probabilities. Raises :class:`TraceError`."""
-    arrow, parquet = _pyarrow()
     names = list(Routed._fields)
+    head, table = read_table(path, names)
     try:
-        table = parquet.read_table(path, columns=names)
-        meta = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items()}
-        sizes = [tuple(int(n) for n in part.split(":")) for part in meta["layers"].split()]
-        layers = {layer: LayerBytes(expert, dense) for layer, expert, dense in sizes}
         rows = [Routed(*row) for row in zip(*(table.column(name).to_pylist() for name in names), strict=True)]
-        n_layer, n_expert, n_used = (int(meta[key]) for key in _HEADER[2:])
-    except (OSError, KeyError, ValueError, TypeError, arrow.ArrowException) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise TraceError(f"{path}: is no routing trace in Parquet that was closed; record it again") from error
-    return RouteTrace(meta.get("model", ""), meta.get("arch", ""), n_layer, n_expert, n_used, layers, rows)
+    return RouteTrace(head.model, head.arch, head.n_layer, head.n_expert, head.n_used, head.layers, rows)
 
 
 def _metadata(trace: RouteTrace) -> Mapping[str, str]:
@@ -156,12 +151,3 @@ def _schema(arrow: Any) -> Any:
     kinds += (arrow.float32(), arrow.int8(), arrow.int64())
     fields = list(zip(Routed._fields, kinds, strict=True))
     return arrow.schema([*fields, ("probs", arrow.list_(arrow.float32()))])
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise TraceError(
-            "needs pyarrow for Parquet; install it (pip install 'bmoe[parquet]') or name a file that ends in .csv"
-        ) from error

@@ -41,8 +41,17 @@ class Failing(Lru):
         raise RuntimeError("no idea")
 
 
-class Curious(Lru):
+class Blind(Lru):
     wants = frozenset({"probs"})
+
+
+class Curious(Blind):
+    def observe(self, event):
+        pass
+
+
+class Nosy(Curious):
+    wants = frozenset({"activation"})
 
 
 def broken(options, facts):
@@ -55,6 +64,8 @@ def bmoe_caches():
         Provider("shy.mru", lambda options, facts: Mru(options.skip), options=Shy),
         Provider("shy.failing", lambda options, facts: Failing()),
         Provider("shy.curious", lambda options, facts: Curious()),
+        Provider("shy.nosy", lambda options, facts: Nosy()),
+        Provider("shy.blind", lambda options, facts: Blind()),
         Provider("shy.broken", broken),
     ]
 """
@@ -152,7 +163,9 @@ def test_an_installed_plugin_plays_with_its_options(bmoe, shy):
         ("shy.mru:skop=1", "--policy shy.mru:skop = 1"),
         ("shy.mru:3", "--policy shy.mru:3: '3' is no option; write NAME:KEY=VALUE"),
         ("shy.failing", "--policy shy.failing: fails in a replay (RuntimeError: no idea); correct the plugin"),
-        ("shy.curious", "--policy shy.curious: observes probs, which a routing trace lacks; choose another"),
+        ("shy.curious", f"--policy shy.curious: observes probs, which {TRACE} lacks; record a trace with them: "),
+        ("shy.nosy", "--policy shy.nosy: observes activation, which a routing trace lacks; choose another"),
+        ("shy.blind", "--policy shy.blind: wants to observe and has no observe(); correct the plugin"),
         ("shy.broken", "--policy shy.broken: cannot be built (ZeroDivisionError"),
         ("shy.lost", '--policy shy.lost: "shy.lost" is no cache policy; '),
     ],

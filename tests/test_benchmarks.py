@@ -217,3 +217,15 @@ def test_fit_holds_predictions_against_runs():
     assert 1 == row["runs"] >= row["inside"]
     assert 1 < row["widest"] <= 1.6
     assert row["hit_rate"][0] == pytest.approx(row["hit_rate"][1], abs=0.05)
+
+
+@pytest.mark.slow
+def test_near_misses_counts_and_replays(model):
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    texts = Path(__file__).parent.parent / "core/models/heldout.jsonl"
+    done = run("near_misses.py", "--json", "--tokens", "300", "--budgets", "3,14", "--texts", str(texts))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["tokens"] >= 300
+    assert 0 < result["other"] < result["near"] < result["used"] < 1
+    assert all(0 <= small < large <= 1 for small, large in result["hits"].values())

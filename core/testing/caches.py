@@ -255,7 +255,7 @@ def _events(keys: Sequence[ExpertKey], rng: random.Random) -> list[RoutingEvent]
         if rng.random() < 0.2:
             probs = None
         batch = BatchContext("decode", tuple(range(rows)))
-        found.append(RoutingEvent(layer, 0, batch, np.array([ids] * rows, np.int32).reshape(rows, -1), probs))
+        found.append(RoutingEvent(layer, 0, batch, np.array([ids] * rows, np.int32).reshape(rows, len(ids)), probs))
     return found
 
 

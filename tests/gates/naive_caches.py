@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from bmoe.contracts import ExpertKey
+from bmoe.contracts import ExpertKey, RoutingEvent
 
 
 class NaiveLru:
@@ -106,6 +106,30 @@ class NaiveNextUse(NaiveHistory):
         chance = self.count(key, self._times[key >> 16]) * (1 - 2 ** (-1 / self.half_life))
         turn = (groups.index(key >> 16) - groups.index(self._now) - 1) % len(groups) + 1
         return turn + len(groups) * (1 / min(1.0, chance) - 1)
+
+
+class NaiveRouterEma(NaiveNextUse):
+    """All that was seen of every layer, one token at a time; sums over it instead of averages that move."""
+
+    near_half_life, near = 2.0, 0.5
+    wants = frozenset({"probs"})
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._shares: dict[int, list[list[float]]] = {}
+
+    def observe(self, event: RoutingEvent, /) -> None:
+        for chosen, given in zip(event.ids.tolist(), [] if event.probs is None else event.probs.tolist(), strict=True):
+            shares = [min(1.0, len(chosen) * each / sum(given)) for each in given]
+            self._shares.setdefault(event.layer << 8, []).append(shares)
+
+    def score(self, key: ExpertKey) -> float:
+        groups, seen = sorted(self._times), self._shares[key >> 16]
+        uses = self.count(key, self._times[key >> 16]) * (1 - 2 ** (-1 / self.half_life))
+        fade = 2 ** (-1 / self.near_half_life)
+        near = sum((1 - fade) * fade**age * each[key & 0xFFFF] for age, each in enumerate(reversed(seen)))
+        turn = (groups.index(key >> 16) - groups.index(self._now) - 1) % len(groups) + 1
+        return turn + len(groups) * (1 / ((1 - self.near) * uses + self.near * near) - 1)
 
 
 class NaiveEdgeMoe(NaiveHistory):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from bmoe.contracts import CachePolicy, ExpertKey, Provider
+from bmoe.contracts import CachePolicy, ExpertKey, Provider, RoutingEvent
 from bmoe.errors import PluginError
 from bmoe.testing import CachePolicyGates
 from bmoe_plugins.caches.lru import Lru
@@ -22,6 +22,7 @@ from tests.gates.naive_caches import (
     NaiveLru,
     NaiveNextUse,
     NaiveNone,
+    NaiveRouterEma,
     NaiveS3Fifo,
     NaiveSieve,
 )
@@ -56,6 +57,12 @@ class TestNextUse(CachePolicyGates):
     plugin, provider = "bmoe", "next-use"
     naive = NaiveNextUse
     golden: ClassVar = {"zipf": 4469, "scan": 0, "locality": 5494}
+
+
+class TestRouterEma(CachePolicyGates):
+    plugin, provider = "bmoe", "router-ema"
+    naive = NaiveRouterEma
+    golden: ClassVar = {"zipf": 4466, "scan": 0, "locality": 6084}
 
 
 class TestEdgeMoe(CachePolicyGates):
@@ -197,6 +204,42 @@ class MostRecentFirst(Modest):
     """A real policy, but not the one that its naive model describes."""
 
 
+class Blind(Lru):
+    """Asks for what the router gave and does not look at it."""
+
+    wants = frozenset({"probs"})
+
+    def observe(self, event: RoutingEvent, /) -> None:
+        """Look away."""
+
+
+class KeepsViews(Blind):
+    """Ranks by what it saw last, in memory that is not its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, Any] = {}
+
+    def observe(self, event: RoutingEvent, /) -> None:
+        self._seen[event.layer] = event.probs
+
+    def victim(self, pinned: Collection[ExpertKey], /) -> ExpertKey | None:
+        free = [key for key in self._order if key not in pinned]
+        return min(free, key=lambda key: (self._seen[key >> 24][0, key & 0xFFFF], key), default=None)
+
+
+class Overasks(Blind):
+    """Wants what no graph has."""
+
+    wants = frozenset({"probs", "thoughts"})
+
+
+class Unasked(Lru):
+    """Wants to see, and cannot be shown."""
+
+    wants = frozenset({"probs"})
+
+
 def gates(policy: Callable[[], CachePolicy]) -> CachePolicyGates:
     """The gate of a policy that is not installed."""
 
@@ -224,6 +267,10 @@ def gates(policy: Callable[[], CachePolicy]) -> CachePolicyGates:
         (Impatient, lambda g: g.test_victim_changes_nothing()),
         (Modest, lambda g: g.test_below_cycle_is_true()),
         (Boastful, lambda g: g.test_below_cycle_is_true()),
+        (Blind, lambda g: g.test_what_it_sees_decides()),
+        (KeepsViews, lambda g: g.test_keeps_no_view()),
+        (Overasks, lambda g: g.test_wants_what_is_offered()),
+        (Unasked, lambda g: g.test_wants_what_is_offered()),
         (MostRecentFirst, lambda g: g.test_equals_its_naive_model()),
     ],
 )

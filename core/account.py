@@ -11,6 +11,7 @@ from bmoe.contracts import RunSummary, TokenRecord
 from bmoe.decode import DecodeCost, Step
 from bmoe.diagnosis import Signs, diagnose
 from bmoe.engine import Engine
+from bmoe.opened import preloaded_bytes
 from bmoe.process import ProcessSample
 
 WINDOW = 32
@@ -113,6 +114,7 @@ class Account:
             cache_budget_bytes=store.budget_bytes if store is not None else 0,
             cache_held_bytes=store.held_bytes if store is not None else 0,
             cache_resizes=engine.cache_resizes,
+            preloaded_bytes=preloaded_bytes(engine),
             direct_io=engine.stream.fetcher.direct if engine.stream is not None else None,
             seam=engine.seam.name if store is not None else "none",
             lossy=engine.plan.lossy,

@@ -1,9 +1,9 @@
-"""What one conversation takes of memory beside the cached experts, by a profile."""
+"""What one conversation takes beside the cache, and what a plugin is told when it is built."""
 
 from __future__ import annotations
 
-from bmoe.budget import Claims, compute_bytes
-from bmoe.contracts import ArchRow, ModelFacts
+from bmoe.budget import CacheBudget, Claims, compute_bytes
+from bmoe.contracts import ArchRow, Facts, FetchFacts, ModelFacts
 from bmoe.profile import Profile
 
 _KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
@@ -25,3 +25,11 @@ def claimed(profile: Profile, facts: ModelFacts, row: ArchRow | None) -> Claims:
         all_logits=row is not None and "denoising" in row.has,
     )
     return Claims(kv=kv_bytes(profile, facts), compute=compute)
+
+
+def build_facts(profile: Profile, model: ModelFacts, budget: CacheBudget, ubatch: int, paths: tuple[str, ...]) -> Facts:
+    """What every ``Provider.build`` is told; ``paths`` are the files that experts are read from, one per shard."""
+    tokens = min(ubatch, profile.model.ctx)
+    batch = max((min(b.n_expert, tokens * b.n_used) * len(b.projections) for b in model.banks), default=0)
+    fetch = FetchFacts(paths, profile.fetch.lanes, profile.fetch.direct, batch)
+    return Facts(model, budget.facts(profile.sampling.seed or 0), fetch)

@@ -388,6 +388,14 @@ class CachePolicy(Protocol):
         """``key`` is no longer resident, evicted or invalid."""
 
 
+@runtime_checkable
+class Remembering(Protocol):
+    """Optional side of caches: is told, before anything is touched, what earlier runs used."""
+
+    def remember(self, chances: Mapping[ExpertKey, float], /) -> None:
+        """How often a token used each entry, 0 to 1, of those that any did; the most used are admitted next."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoutingEvent:
     """What a plugin with ``wants`` observes after a routing: read-only views, valid during the call.

@@ -17,6 +17,7 @@ from bmoe.contracts import BatchContext, Placement, RunRecord
 from bmoe.decode import DecodeCost
 from bmoe.errors import ModelError, NativeError, ProfileError
 from bmoe.guesses import GuessingStore
+from bmoe.heat import read_heat
 from bmoe.knobs import Knobs
 from bmoe.lane import Lane
 from bmoe.log import get_logger
@@ -30,6 +31,7 @@ from bmoe.native.nodetimer import NodeTimer
 from bmoe.native.weighing import Weighing
 from bmoe.opened import notices, resolved
 from bmoe.plan import Plan
+from bmoe.preload import Warmth
 from bmoe.pressure import PressureWatch
 from bmoe.process import ProcessCounters
 from bmoe.profile import Profile
@@ -112,6 +114,7 @@ class Engine:
         )
         stack.callback(self.model.close)
         self.stream: Stream | None = None
+        self.warmth: Warmth | None = None
         self.buffers: dict[str, int] = {}
         self.placement: Placement | None = None
         self.released_bytes = 0
@@ -131,6 +134,7 @@ class Engine:
             if self.hot.routing:
                 self.stream.obey(self._make_knobs(bound.weighings))
             self.model.count_reads()
+            self.warmth = self._make_warmth(stack, store, cancelled)
         self.process = ProcessCounters()
         stack.callback(self.process.close)
         self.watch: PressureWatch | None = None
@@ -180,6 +184,8 @@ class Engine:
             before = _snapshot(stream)
             if stream is not None:
                 stream.begin(batch)
+            if self.warmth is not None:
+                self.warmth.begin(batch)
             with self._turn:
                 self.seam.begin()
                 self._running = context
@@ -208,6 +214,8 @@ class Engine:
             cost = _cost(len(tokens), took, cpu, before, _snapshot(stream))
             if stream is not None and stream.knobs is not None:
                 cost.worst_loss = stream.knobs.counters.worst
+            if self.warmth is not None:
+                self.warmth.ended(len(tokens))
             return cost
 
     def resize_cache(self, budget_mb: float) -> int:
@@ -316,6 +324,16 @@ class Engine:
         weighings = [weighing for weighing in found if weighing is not None]
         loss = self.plan.profile.loss
         return Knobs(self.hot.routing, self.seam, weighings, None if loss is None else loss.budget)
+
+    def _make_warmth(self, stack: contextlib.ExitStack, store: Store, cancelled: Callable[[], bool]) -> Warmth | None:
+        path = self.plan.profile.cache.heat
+        if path is None or not isinstance(store, ExpertStore):
+            return None
+        warmth = Warmth(path, self.facts, read_heat(path, self.facts))
+        batch = self.plan.facts_for_build().fetch.batch
+        warmth.preload(store, self.hot.fetcher, self.hot.policy, batch, cancelled)
+        stack.callback(warmth.close)
+        return warmth
 
     def _make_lane(self, store: Store) -> Lane | None:
         prefetcher = self.hot.prefetcher

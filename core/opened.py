@@ -33,10 +33,16 @@ def resolved(engine: Engine) -> dict[str, Any]:
         "open_peak_rss_bytes": engine.open_peak_rss_bytes,
         "context_bytes": dict(engine.buffers) or None,
         "dense": _dense(engine),
+        "cache": {**engine.plan.resolved()["cache"], "preloaded_bytes": preloaded_bytes(engine)},
     }
     if engine.stream is None:
         return {**facts, "direct_io": None}
     return {**facts, "direct_io": engine.stream.fetcher.direct, "slot_bytes": engine.stream.store.slot_bytes}
+
+
+def preloaded_bytes(engine: Engine) -> int:
+    """Bytes of experts that were read at open because earlier runs used them."""
+    return engine.warmth.preloaded_bytes if engine.warmth is not None else 0
 
 
 def _dense(engine: Engine) -> dict[str, Any]:

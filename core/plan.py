@@ -21,11 +21,12 @@ from bmoe.budget import (
     widest_ubatch,
 )
 from bmoe.choices import Choice, Chooser
-from bmoe.claims import claimed, kv_bytes
-from bmoe.contracts import ArchRow, Facts, Fetcher, FetchFacts, ModelFacts
+from bmoe.claims import build_facts, claimed, kv_bytes
+from bmoe.contracts import ArchRow, Facts, Fetcher, ModelFacts
 from bmoe.copies import find_copies
 from bmoe.drives import drive_of
 from bmoe.errors import PluginError, ProfileError
+from bmoe.heat import HeatError, read_heat, unwritable
 from bmoe.machine import Machine
 from bmoe.plugins import Catalog
 from bmoe.probe import probe
@@ -86,7 +87,7 @@ class Plan:
 
     def facts_for_build(self) -> Facts:
         """What every ``Provider.build`` is told."""
-        return _build_facts(self.profile, self.facts, self.budget, self.ubatch, self.paths)
+        return build_facts(self.profile, self.facts, self.budget, self.ubatch, self.paths)
 
     def resolved(self) -> dict[str, Any]:
         """The whole plan in plain JSON types, for the run record."""
@@ -211,6 +212,7 @@ class _Planner(Chooser):
         budget = self._budget(by_kind.get("cache"), facts, machine, copied, ahead=prefetch is not None)
         if prefetch is not None and row is not None:
             self._prefetches(prefetch, budget)
+        self._heat(budget, facts)
         if row is None or self.unsure:
             return None
         ubatch = self._ubatch(budget, facts, machine)
@@ -250,7 +252,7 @@ class _Planner(Chooser):
             return lambda facts: provider.build(provider.options(), facts)
 
         budget = size_budget(0, 0, self._facts, self._machine.page_bytes)
-        facts = _build_facts(self.profile, self._facts, budget, self.profile.model.ubatch, self._paths)
+        facts = build_facts(self.profile, self._facts, budget, self.profile.model.ubatch, self._paths)
         try:
             drive = drive_of(self._paths[0])
         except OSError:
@@ -324,6 +326,25 @@ class _Planner(Chooser):
             self.problem(dense.path, f" = {toml_value(dense.name)} {why}")
             return 0
 
+    def _heat(self, budget: CacheBudget, facts: ModelFacts) -> None:
+        """A heat file must be of this model, and there must be a cache to read into."""
+        path = self.profile.cache.heat
+        if path is None or not facts.banks:
+            return
+        if not self.profile.stream.enabled:
+            rest = " needs a streamed model; set stream.enabled = true or leave it out"
+            self.problem("cache.heat", rest, "stream.enabled")
+            return
+        try:
+            read_heat(path, facts)
+            wrong = unwritable(path)
+        except HeatError as exc:
+            wrong = str(exc).removeprefix(f"{path}: ")
+        if wrong:
+            self.problem("cache.heat", f" = {toml_value(path)} {wrong}")
+        elif not budget.bytes:
+            self.notices.append("cache.heat is not used: there is no cache")
+
     def _prefetches(self, prefetch: Choice, budget: CacheBudget) -> None:
         """A prefetcher needs room for what it suggests."""
         if budget.room or not self.profile.stream.enabled:
@@ -353,7 +374,7 @@ class _Planner(Chooser):
                 return True
             try:
                 built = cache.provider.build(
-                    cache.options, _build_facts(self.profile, facts, budget, self.profile.model.ubatch, self._paths)
+                    cache.options, build_facts(self.profile, facts, budget, self.profile.model.ubatch, self._paths)
                 )
             except Exception as exc:  # noqa: BLE001 - a plugin's build may raise anything
                 self.problem(cache.path, f" = {toml_value(cache.name)} cannot be built; correct it ({cause(exc)})")
@@ -370,12 +391,3 @@ class _Planner(Chooser):
         if outcome.notice:
             self.notices.append(outcome.notice)
         return outcome.budget
-
-
-def _build_facts(
-    profile: Profile, model: ModelFacts, budget: CacheBudget, ubatch: int, paths: tuple[str, ...]
-) -> Facts:
-    tokens = min(ubatch, profile.model.ctx)
-    batch = max((min(b.n_expert, tokens * b.n_used) * len(b.projections) for b in model.banks), default=0)
-    fetch = FetchFacts(paths, profile.fetch.lanes, profile.fetch.direct, batch)
-    return Facts(model, budget.facts(profile.sampling.seed or 0), fetch)

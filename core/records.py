@@ -100,9 +100,10 @@ class RunSummary:
     than given if it was cancelled before. ``stop`` is why it ended: ``length``, ``context`` (no room for more),
     ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``; ``slot_bytes`` is reserved for
     shared slots when the cache is off. ``open_peak_rss_bytes`` is the process's peak up to the end of opening,
-    ``peak_rss_bytes`` since then; ``cache_resizes`` counts since then too. ``causes`` are what made it slow, the
-    costliest first; empty if nothing did, None if too little was seen. ``lost_mass`` is of decode, ``worst_lost_mass``
-    that of the token that lost most, the prompt's included.
+    ``peak_rss_bytes`` since then; ``cache_resizes`` counts since then too; ``preloaded_bytes`` were read at open for
+    the cache, by a heat file, and are in no other figure. ``causes`` are what made it slow, the costliest first; empty
+    if nothing did, None if too little was seen. ``lost_mass`` is of decode, ``worst_lost_mass`` that of the token that
+    lost most, the prompt's included.
     """
 
     tokens: int
@@ -135,6 +136,7 @@ class RunSummary:
     stop: str
     logits_sha256: str | None = None
     cache_resizes: int = 0
+    preloaded_bytes: int = 0
     causes: tuple[Cause, ...] | None = None
     dropped: int | None = None
     substituted: int | None = None

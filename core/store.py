@@ -7,7 +7,7 @@ where the kernel looks for it; :mod:`bmoe.frames` brings memory there. Without a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -162,6 +162,34 @@ class ExpertStore:
             return None
         self._pinned.update(range(key, key + len(self._pages[bank].edges)))
         return self._pages[bank].reads(self._admit(bank, missing, cold=True))
+
+    def tell(self, heard: Callable[[Sequence[ExpertKey]], None]) -> None:
+        """Tell ``heard`` of every use from now on, before the policy."""
+        touch = self._touch
+
+        def both(keys: Sequence[ExpertKey], /) -> None:
+            heard(keys)
+            touch(keys)
+
+        self._touch = both
+
+    def preload(self, keys: Sequence[ExpertKey], nbytes: int) -> dict[int, list[int]]:
+        """Bring memory to entries that may be used, the most wanted first, as far as ``nbytes`` of the budget go.
+
+        Their experts by bank, which are to be read (:meth:`reads`) and committed. Nothing is evicted for them.
+        """
+        limit = min(nbytes // memory.PAGE, self._limit())
+        found: dict[int, list[int]] = {}
+        for key in keys:
+            bank = self._bank_of[key >> 16]
+            if self.frames.held + self._pages[bank].pages > limit:
+                break
+            found.setdefault(bank, []).extend(self._admit(bank, [key], cold=True))
+        return {bank: sorted(experts) for bank, experts in sorted(found.items())}
+
+    def reads(self, bank: int, experts: Sequence[int]) -> ReadBatch:
+        """What brings experts of a bank to their places."""
+        return self._pages[bank].reads(experts)
 
     def commit(self, bank: int) -> None:
         """Mark the bank's staged entries valid."""

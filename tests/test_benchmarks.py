@@ -229,3 +229,13 @@ def test_near_misses_counts_and_replays(model):
     assert result["tokens"] >= 300
     assert 0 < result["other"] < result["near"] < result["used"] < 1
     assert all(0 <= small < large <= 1 for small, large in result["hits"].values())
+
+
+@pytest.mark.slow
+def test_heat_compares_the_first_tokens_with_and_without_it():
+    done = run("heat.py", "--json", "--prompts", "2", "--prompt-tokens", "4", "--tokens", "10")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["preloaded_mib"] > 0
+    assert 0 < row["cold"] < 1
+    assert row["warm_read_mib"] < row["cold_read_mib"]

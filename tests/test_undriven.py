@@ -12,7 +12,6 @@ from bmoe.undriven import undriven
     ("override", "path"),
     [
         ("stream.overlap=expert", "stream.overlap"),
-        ("cache.heat=h.json", "cache.heat"),
         ("draft.drafter=x", "draft"),
         ("chat.template=x", "chat.template"),
         ("chat.think=false", "chat.think"),

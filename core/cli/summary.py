@@ -64,6 +64,8 @@ def wiring(summary: RunSummary) -> Iterator[str]:
         yield f"peak memory {summary.peak_rss_bytes / _MIB:.0f} MiB"
     if summary.cache_budget_bytes:
         yield f"cache {summary.cache_held_bytes / _MIB:.0f} of {summary.cache_budget_bytes / _MIB:.0f} MiB"
+        if summary.preloaded_bytes:
+            yield f"{summary.preloaded_bytes / _MIB:.1f} MiB preloaded"
     else:
         yield "cache off"
     yield f"seam {summary.seam}"

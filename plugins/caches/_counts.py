@@ -21,6 +21,10 @@ class Decayed:
         found = self._logs[key] = now + (log2(2**before + 1) if before > -1000 else 0.0)
         return found
 
+    def start(self, key: Hashable, chance: float) -> None:
+        """Begin, at time 0, with the count of what was used in this share of the times before."""
+        self._logs[key] = log2(min(1.0, max(1e-9, chance))) - self._steady
+
     def log(self, key: Hashable) -> float:
         """The logarithm of a key's count; -inf for one that was never used."""
         return self._logs.get(key, -inf)

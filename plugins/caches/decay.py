@@ -6,7 +6,7 @@ count.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import Field
 
@@ -30,6 +30,10 @@ class Decay:
     def __init__(self, half_life: float) -> None:
         self._counts, self._ranked = Decayed(half_life), Ranked()
         self._times: dict[int, int] = {}
+
+    def remember(self, chances: Mapping[ExpertKey, float], /) -> None:
+        for key, chance in chances.items():
+            self._counts.start(key, chance)
 
     def touch(self, keys: Sequence[ExpertKey], /) -> None:
         group = keys[0] >> 16

@@ -6,7 +6,7 @@ decayed use count gives, or a token later, and so on: distance + layers * (1/p -
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pydantic import Field
 
@@ -32,6 +32,10 @@ class NextUse:
         self._groups: dict[int, Ranked] = {}
         self._times: dict[int, int] = {}
         self._now = 0
+
+    def remember(self, chances: Mapping[ExpertKey, float], /) -> None:
+        for key, chance in chances.items():
+            self._counts.start(key, chance)
 
     def touch(self, keys: Sequence[ExpertKey], /) -> None:
         self._now = group = keys[0] >> 16

@@ -8,7 +8,7 @@ next use is furthest away goes first: the distance of its layer + layers * (1/p 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -57,6 +57,13 @@ class RouterEma:
         near += (1 - 2 ** (-tokens / o.near_half_life)) * (shares - near)
         self._chances[bank] = ((1 - o.near) * uses + o.near * near).tolist()
         self._orders.pop(bank, None)
+
+    def remember(self, chances: Mapping[ExpertKey, float], /) -> None:
+        import numpy as np
+
+        for bank, count in self._experts.items():
+            before = [min(1.0, chances.get(bank << 16 | expert, 0.0)) for expert in range(count)]
+            self._averages[bank], self._chances[bank] = (np.array(before), np.array(before)), before
 
     def touch(self, keys: Sequence[ExpertKey], /) -> None:
         self._now = bank = keys[0] >> 16

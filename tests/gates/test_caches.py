@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from bmoe.contracts import CachePolicy, ExpertKey, Provider, RoutingEvent
+from bmoe.contracts import CachePolicy, ExpertKey, Provider, Remembering, RoutingEvent
 from bmoe.errors import PluginError
 from bmoe.testing import CachePolicyGates
 from bmoe_plugins.caches.lru import Lru
@@ -116,6 +116,27 @@ class TestTheExampleOfTheDocs(docs_example()["TestHotset"]):  # type: ignore[mis
 def test_the_replay_of_the_docs_is_right() -> None:
     names = docs_example()
     assert 0 < names["played"].hits <= names["bound"] < names["played"].lookups
+
+
+@pytest.mark.parametrize("name", ["next-use", "decay", "router-ema"])
+def test_a_policy_that_is_told_of_earlier_runs_gives_up_first_what_they_used_least(name: str) -> None:
+    class Told(CachePolicyGates):
+        plugin, provider = "bmoe", name
+
+    policy = Told().build(8)
+    assert isinstance(policy, Remembering)
+    keys = [2 << 24 | expert for expert in range(4)]
+    chances = dict(zip(keys, (0.9, 0.1, 0.5, 0.02), strict=True))
+    policy.remember(chances)
+    for key in sorted(chances, key=lambda key: -chances[key]):
+        policy.admit(key, True)
+    given_up = []
+    for _ in keys:
+        victim = policy.victim(frozenset())
+        assert victim is not None
+        policy.forget(victim)
+        given_up.append(chances[victim])
+    assert given_up == sorted(chances.values())
 
 
 # ---- broken policies, each with the test that has to notice

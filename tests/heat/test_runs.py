@@ -15,7 +15,7 @@ import bmoe.engine
 import bmoe.heat
 from bmoe.errors import ProfileError, ReadError
 from bmoe.heat import read_heat
-from bmoe.native.evalhook import compiled_seam_missing
+from bmoe.native.compiled import compiled_seam_missing
 from bmoe.testing.models import TinyModels
 from bmoe_plugins.caches.lru import Lru
 

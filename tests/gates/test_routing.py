@@ -51,3 +51,15 @@ class TestMoeSpecProtected(RoutingGates):
 
     def neutral_for(self, model):
         return {"experts": model.n_expert, "protect": True}
+
+
+class TestEdgexpertPrefill(RoutingGates):
+    plugin, provider = "bmoe", "edgexpert-prefill"
+    biting = (
+        {"major": [1, 1]},
+        {"low": 2.0, "high": 2.0, "major": [1, 1], "trivial": [2, 1], "scope": "ubatch"},
+    )
+
+    def neutral_for(self, model):
+        whole = [model.n_used, model.n_used]
+        return {"major": whole, "minor": whole, "trivial": whole}

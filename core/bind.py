@@ -14,6 +14,7 @@ from bmoe.contracts import (
     ExpertKey,
     Facts,
     Fetcher,
+    Importance,
     Observer,
     Prefetcher,
     ReadBatch,
@@ -31,6 +32,7 @@ _MEMBERS = {
     "prefetch": ("wants", "observe", "suggest"),
     "dense": ("place", "close"),
     "routing": ("phases", "wants", "apply"),
+    "importance": ("score",),
     "sink": ("open", "token", "close"),
 }
 
@@ -40,7 +42,8 @@ class HotPath:
     """What the engine calls while it runs.
 
     ``policy`` is a :class:`NoCache` when nothing is cached, ``fetcher`` a :class:`NoReads` when nothing is streamed:
-    the profile's own are not built then. ``prefetcher`` is None if there is none, or no room for its guesses.
+    the profile's own are not built then. ``prefetcher`` is None if there is none, or no room for its guesses;
+    ``importance`` if no routing policy names a scorer.
     """
 
     policy: CachePolicy
@@ -49,6 +52,7 @@ class HotPath:
     sinks: tuple[Sink, ...]
     prefetcher: Prefetcher | None = None
     routing: tuple[RoutingPolicy, ...] = ()
+    importance: Importance | None = None
 
     @property
     def observer(self) -> Observer | None:
@@ -129,9 +133,10 @@ def bind(plan: Plan) -> HotPath:
         dense = _build(plan, plan.dense, facts)
         built.callback(_close, dense)
         routing = tuple(_build(plan, choice, facts) for choice in plan.routing if plan.streaming)
+        scorer = None if plan.importance is None or not plan.streaming else _build(plan, plan.importance, facts)
         sinks = tuple(_build(plan, choice, facts) for choice in plan.sinks)
         built.pop_all()
-    return HotPath(policy, fetcher, dense, sinks, prefetcher, routing)
+    return HotPath(policy, fetcher, dense, sinks, prefetcher, routing, scorer)
 
 
 def _close(item: Any) -> None:
@@ -141,17 +146,13 @@ def _close(item: Any) -> None:
 
 
 def _build(plan: Plan, choice: Choice, facts: Facts) -> Any:
-    said = f"{plan.profile.where(choice.path)} = {toml_value(choice.name)}"
+    said = chosen_at(plan, choice)
     try:
         item = choice.provider.build(choice.options, facts)
     except (ModelError, NativeError):
         raise
     except PluginError as exc:
-        option, blank, rest = str(exc).partition(" ")
-        if not option.startswith("options."):
-            raise PluginError(_cannot(said, exc)) from exc
-        table = choice.path.rpartition(".")[0]
-        raise PluginError(f"{plan.profile.where(f'{table}.{option}')}{blank}{one_line(rest)}") from exc
+        raise PluginError(of_option(plan, choice, exc) or _cannot(said, exc)) from exc
     except Exception as exc:
         raise PluginError(_cannot(said, exc)) from exc
     members = _MEMBERS[choice.kind]
@@ -161,6 +162,20 @@ def _build(plan: Plan, choice: Choice, facts: Facts) -> Any:
     if missing:
         raise PluginError(f"{said} builds {type(item).__name__}, which lacks {', '.join(missing)}; correct the plugin")
     return item
+
+
+def chosen_at(plan: Plan, choice: Choice) -> str:
+    """``FILE: a.b.c = "NAME"``: the start of a message about a chosen plugin."""
+    return f"{plan.profile.where(choice.path)} = {toml_value(choice.name)}"
+
+
+def of_option(plan: Plan, choice: Choice, exc: PluginError) -> str:
+    """The message of an error that starts with "options.KEY", with the place of that option; "" of any other."""
+    option, blank, rest = str(exc).partition(" ")
+    if not option.startswith("options."):
+        return ""
+    place = f"{choice.options_path}.{option.removeprefix('options.')}"
+    return f"{plan.profile.where(place)}{blank}{one_line(rest)}"
 
 
 def _cannot(said: str, exc: Exception) -> str:

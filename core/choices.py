@@ -33,6 +33,11 @@ class Choice:
         """``kind:name``, as ``needs`` and ``excludes`` say it."""
         return f"{self.kind}:{self.name}"
 
+    @property
+    def options_path(self) -> str:
+        """The TOML path of its table of options."""
+        return f"{self.path}_options" if self.kind == "importance" else f"{self.path.rpartition('.')[0]}.options"
+
 
 class Chooser:
     """Makes every choice of a profile and gathers the problems on the way.
@@ -65,6 +70,7 @@ class Chooser:
         ]
         made = [choice for choice in chosen if choice is not None]
         self.problems += conflicts(made, arch, self.profile.where, self.unsure)
+        self.problems += _scorers_apart(made, self.profile.where)
         return made
 
     def allow(self, kind: str, name: str, path: str, said: str = "") -> None:
@@ -179,6 +185,20 @@ def _clash(provider: Provider[Any], label: str, others: list[Choice], labels: li
         if any(p.startswith(label.partition(":")[0] + ":") and not _matches(p, label) for p in other.provider.needs):
             return f"{other.label} needs another"
     return ""
+
+
+def _scorers_apart(chosen: list[Choice], where: Callable[[str], str]) -> list[Problem]:
+    """A prompt is scored once: routing policies that name another scorer, or other options, than the first one."""
+    scorers = [choice for choice in chosen if choice.kind == "importance"]
+    return [
+        Problem(
+            tuple(other.path.split(".")),
+            f"{where(other.path)} = {toml_value(other.name)} is not the scorer of {scorers[0].path}, or has other "
+            "options; a prompt is scored once: name the same with the same options",
+        )
+        for other in scorers[1:]
+        if (other.name, other.options) != (scorers[0].name, scorers[0].options)
+    ]
 
 
 def conflicts(

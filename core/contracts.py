@@ -436,9 +436,9 @@ class BatchContext:
 
     ``positions`` and ``seq_ids`` as given to llama.cpp; in a candidate tree ``depth`` counts from the root (0),
     ``parent`` is the index of the parent token in this batch (-1 for roots) and ``path_probability`` the product of
-    draft probabilities from the root. ``group`` numbers the verify round, ``ubatch`` the part of a split batch,
-    ``is_output`` marks tokens whose logits are asked for. ``importance`` are the scores of a prompt's tokens, if a
-    routing policy asked for them: 1 = the most important one of the prompt.
+    draft probabilities from the root. ``group`` numbers the verify round, ``ubatch`` the part of a prompt, from 0,
+    ``request_id`` tells prompts apart, ``is_output`` marks tokens whose logits are asked for. ``importance`` are the
+    scores of a prompt's tokens, if a routing policy asked for them: 1 = the most important one of the prompt.
     """
 
     phase: Phase

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,16 @@ class Token:
     record: TokenRecord
 
 
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt that is being read: its first position, how much its tokens matter, and how many parts were decoded."""
+
+    start: int = 0
+    importance: tuple[float, ...] = ()
+    request: str = ""
+    parts: int = 0
+
+
 class Conversation:
     """``tokens`` is what the KV holds; ``summary`` describes the last generation once it has ended, in whatever way."""
 
@@ -39,6 +50,7 @@ class Conversation:
         self._engine = engine
         self._context = Context(engine.model, engine.context_options(), callbacks=engine.seam)
         self._cancelled = False
+        self._prompt = _Prompt()
         # the KV of a conversation that nobody keeps is freed with it
         self._free = weakref.finalize(self, self._context.close)
         self.tokens: list[int] = []
@@ -71,9 +83,10 @@ class Conversation:
             )
         if any(not 0 <= token < self._engine.model.n_vocab for token in tokens):
             raise ModelError(f"the prompt has a token id outside 0..{self._engine.model.n_vocab - 1}")
+        prompt_cost = self._begin(tokens, held)
         if not append:
             self._reset()
-        return self._generate(tokens, min(max_tokens, room - len(tokens)), max_tokens, hash_logits)
+        return self._generate(tokens, min(max_tokens, room - len(tokens)), max_tokens, hash_logits, prompt_cost)
 
     def feed(self, tokens: Sequence[int], phase: Phase = "prefill") -> DecodeCost:
         """Decode given tokens after what the conversation holds, choosing none; what that cost.
@@ -82,7 +95,8 @@ class Conversation:
 
         For evaluation and benchmarks. :meth:`logits` is then the row after the last of them.
         """
-        return prefill(self._decode, tokens, self._engine.width, DecodeCost(), phase)
+        cost = self._begin(tokens, len(self.tokens)) if phase == "prefill" else DecodeCost()
+        return prefill(self._decode, tokens, self._engine.width, cost, phase)
 
     def logits(self) -> NDArray[np.float32]:
         """The logits after the last decoded token, float32 [n_vocab], as a copy."""
@@ -117,7 +131,17 @@ class Conversation:
         """Free the KV. May be called twice."""
         self._free()
 
-    def _generate(self, prompt: list[int], limit: int, wanted: int, hash_logits: bool) -> Iterator[Token]:
+    def _begin(self, prompt: Sequence[int], start: int) -> DecodeCost:
+        """A new prompt: find out how much its tokens matter, if a routing policy asks. Raises PluginError."""
+        began = time.perf_counter()
+        importance = self._engine.importance(prompt)
+        self._prompt = _Prompt(start, importance, self._engine.next_request())
+        took = time.perf_counter() - began
+        return DecodeCost(decode_s=took, manage_s=took) if importance else DecodeCost()
+
+    def _generate(
+        self, prompt: list[int], limit: int, wanted: int, hash_logits: bool, prompt_cost: DecodeCost
+    ) -> Iterator[Token]:
         engine = self._engine
         s = engine.plan.profile.sampling
         options = SamplingOptions(s.temp, s.top_k, s.top_p, s.min_p, s.repeat_penalty, s.seed)
@@ -125,6 +149,7 @@ class Conversation:
         account = Account(engine, hashlib.sha256() if hash_logits else None)
         text = codecs.getincrementaldecoder("utf-8")(errors="replace")
         account.stop = "error"
+        account.prefill.add(prompt_cost)
         self.summary = None
         try:
             with engine.run() as ending:
@@ -161,13 +186,22 @@ class Conversation:
     def _decode(self, tokens: Sequence[int], phase: Phase) -> DecodeCost:
         held, count = len(self.tokens), len(tokens)
         outputs = tuple(index + 1 == count for index in range(count))
-        batch = BatchContext(phase, tuple(range(held, held + count)), is_output=outputs)
+        part, reads_prompt = self._prompt, phase == "prefill"
+        batch = BatchContext(
+            phase,
+            tuple(range(held, held + count)),
+            ubatch=part.parts if reads_prompt else 0,
+            is_output=outputs,
+            importance=part.importance[held - part.start :][:count] if reads_prompt else (),
+            request_id=part.request,
+        )
         try:
             cost = self._engine.decode(self._context, tokens, batch, lambda: self._cancelled)
         except BaseException:
             self._restore()
             raise
         self.tokens.extend(tokens)
+        part.parts += reads_prompt
         return cost
 
     def _restore(self) -> None:

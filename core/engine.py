@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import weakref
@@ -18,6 +19,7 @@ from bmoe.decode import DecodeCost
 from bmoe.errors import ModelError, NativeError, ProfileError
 from bmoe.guesses import GuessingStore
 from bmoe.heat import read_heat
+from bmoe.importance import scored
 from bmoe.knobs import Knobs
 from bmoe.lane import Lane
 from bmoe.log import get_logger
@@ -81,6 +83,7 @@ class Engine:
         self._turn = threading.RLock()
         self._running: Context | None = None
         self.cache_resizes = 0
+        self._requests = itertools.count(1)
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         self._log = get_logger()
         with contextlib.ExitStack() as stack:
@@ -217,6 +220,20 @@ class Engine:
             if self.warmth is not None:
                 self.warmth.ended(len(tokens))
             return cost
+
+    def importance(self, prompt: Sequence[int]) -> tuple[float, ...]:
+        """How much each token of a prompt matters, for routing policies; empty if none asks.
+
+        Raises PluginError if the scorer fails.
+        """
+        if self.hot.importance is None or not prompt:
+            return ()
+        with self._lock:
+            return scored(self.hot.importance, self.plan, prompt, [self.model.piece(token) for token in prompt])
+
+    def next_request(self) -> str:
+        """What plugins are told to tell prompts of this engine apart."""
+        return str(next(self._requests))
 
     def resize_cache(self, budget_mb: float) -> int:
         """Let cached experts take ``budget_mb`` MiB from now on; the bytes that they hold afterwards.

@@ -54,6 +54,7 @@ class Plan:
     dense: Choice
     sinks: tuple[Choice, ...]
     routing: tuple[Choice, ...]
+    importance: Choice | None
     prefetch: Choice | None
     draft: Choice | None
     budget: CacheBudget
@@ -77,7 +78,7 @@ class Plan:
     @property
     def choices(self) -> tuple[Choice, ...]:
         """All chosen plugins."""
-        speculative = tuple(choice for choice in (self.prefetch, self.draft) if choice is not None)
+        speculative = tuple(choice for choice in (self.prefetch, self.draft, self.importance) if choice is not None)
         return (self.cache, self.fetch, self.dense, *speculative, *self.routing, *self.sinks)
 
     @property
@@ -127,6 +128,7 @@ class Plan:
             "prefetch": self._shown(self.prefetch) if self.prefetch else None,
             "draft": self._shown(self.draft) if self.draft else None,
             "routing": [self._shown(choice) for choice in self.routing],
+            "importance": self._shown(self.importance) if self.importance else None,
             "sinks": [self._shown(choice) for choice in self.sinks],
             "sampling": self.profile.sampling.model_dump(mode="json"),
             "lossy": self.lossy,
@@ -226,6 +228,7 @@ class _Planner(Chooser):
             dense=by_kind["dense"],
             sinks=tuple(choice for choice in chosen if choice.kind == "sink"),
             routing=tuple(choice for choice in chosen if choice.kind == "routing"),
+            importance=by_kind.get("importance"),
             prefetch=prefetch,
             draft=None,
             budget=budget,

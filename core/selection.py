@@ -45,6 +45,10 @@ def selections(profile: Profile) -> list[Selection]:
         chosen.append(_selection("draft", draft.drafter, "draft", "drafter", draft.options))
     for index, knob in enumerate(profile.routing):
         chosen.append(_selection("routing", knob.plugin, f"routing.{index}", "plugin", knob.options))
+        scorer, options = knob.options.get("importance"), knob.options.get("importance_options")
+        if isinstance(scorer, str):  # if it is something else, the policy says so
+            path, table = f"routing.{index}.options.importance", options if isinstance(options, Mapping) else {}
+            chosen.append(Selection("importance", scorer, path, table, f"{path}_options"))
     for index, sink in enumerate(profile.sink):
         chosen.append(_selection("sink", sink.plugin, f"sink.{index}", "plugin", sink.options))
     return chosen

@@ -49,7 +49,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"choices", "claims"}),
     frozenset({"plan"}),
     frozenset({"bind", "inspection", "replay", "resolve", "synth", "telemetry"}),
-    frozenset({"frames", "loss", "opened", "sight", "weights"}),
+    frozenset({"frames", "importance", "loss", "opened", "sight", "weights"}),
     frozenset({"store"}),
     frozenset({"guesses", "preload", "slots"}),
     frozenset({"knobs", "lane"}),

@@ -112,7 +112,7 @@ def test_what_was_resolved_is_json_and_complete():
     expected = (
         "profile model arch arch_origin streaming threads ctx ubatch kv_type flash_attention repack overlap cache "
     )
-    expected += "fetch dense prefetch draft routing sinks sampling lossy experimental notices"
+    expected += "fetch dense prefetch draft routing importance sinks sampling lossy experimental notices"
     assert set(expected.split()) == set(shown)
     assert ("lru", "bmoe_plugins.caches.lru", "auto", made.budget.bytes) == tuple(
         shown["cache"][key] for key in ("name", "origin", "budget_requested", "budget_bytes")

@@ -12,17 +12,28 @@ if TYPE_CHECKING:
     from bmoe.testing.caches import CachePolicyGates
     from bmoe.testing.dense import DenseGates
     from bmoe.testing.fetch import FetchGates
+    from bmoe.testing.importance import ImportanceGates
     from bmoe.testing.prefetch import PrefetchGates
     from bmoe.testing.routing import RoutingGates
     from bmoe.testing.sinks import SinkGates
 
-__all__ = ["ArchGates", "CachePolicyGates", "DenseGates", "FetchGates", "PrefetchGates", "RoutingGates", "SinkGates"]
+__all__ = [
+    "ArchGates",
+    "CachePolicyGates",
+    "DenseGates",
+    "FetchGates",
+    "ImportanceGates",
+    "PrefetchGates",
+    "RoutingGates",
+    "SinkGates",
+]
 
 _HOMES = {
     "ArchGates": "bmoe.testing.archs",
     "CachePolicyGates": "bmoe.testing.caches",
     "DenseGates": "bmoe.testing.dense",
     "FetchGates": "bmoe.testing.fetch",
+    "ImportanceGates": "bmoe.testing.importance",
     "PrefetchGates": "bmoe.testing.prefetch",
     "RoutingGates": "bmoe.testing.routing",
     "SinkGates": "bmoe.testing.sinks",

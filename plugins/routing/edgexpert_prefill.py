@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -32,6 +32,8 @@ _PROMPTS = 16
 class EdgexpertOptions(Options):
     """The groups, what each takes, and how long the set lasts."""
 
+    importance: str = Field(min_length=1, description="scorer that says how much each token of a prompt matters")
+    importance_options: dict[str, Any] = Field(default={}, description="options of that scorer")
     high: float = Field(default=0.75, ge=0, allow_inf_nan=False, description="least importance of a major token")
     low: float = Field(
         default=0.35, ge=0, allow_inf_nan=False, validate_default=True, description="least importance of a minor token"

@@ -56,10 +56,11 @@ class TestMoeSpecProtected(RoutingGates):
 class TestEdgexpertPrefill(RoutingGates):
     plugin, provider = "bmoe", "edgexpert-prefill"
     biting = (
-        {"major": [1, 1]},
-        {"low": 2.0, "high": 2.0, "major": [1, 1], "trivial": [2, 1], "scope": "ubatch"},
+        {"importance": "position"},
+        {"importance": "uniform", "low": 2.0, "high": 2.0, "trivial": [2, 1]},
+        {"importance": "uniform", "low": 2.0, "high": 2.0, "trivial": [3, 1], "scope": "ubatch"},
     )
 
     def neutral_for(self, model):
         whole = [model.n_used, model.n_used]
-        return {"major": whole, "minor": whole, "trivial": whole}
+        return {"importance": "position", "major": whole, "minor": whole, "trivial": whole}

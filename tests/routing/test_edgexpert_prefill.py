@@ -65,7 +65,7 @@ def chosen(routing):
 
 
 def policy_of(**options):
-    return EdgexpertPrefill(EdgexpertOptions(**{**SPEC, **options}))
+    return EdgexpertPrefill(EdgexpertOptions(**{"importance": "uniform", **SPEC, **options}))
 
 
 PROMPTS = st.lists(
@@ -197,7 +197,7 @@ def test_a_slot_that_another_policy_took_away_stays_away():
 
 def test_counts_follow_the_model():
     """With 8 of 128 experts they are the published ones."""
-    options = EdgexpertOptions()
+    options = EdgexpertOptions(importance="uniform")
 
     assert sizes(options, 8, 128) == [(8, 8), (10, 6), (12, 4)]
     assert sizes(options, 4, 32) == [(4, 4), (5, 3), (6, 2)]
@@ -209,9 +209,9 @@ def test_counts_follow_the_model():
     "options",
     [
         {"minor": [2, 3]}, {"minor": [2, 0]}, {"trivial": [3]}, {"low": 0.8}, {"high": 0.2}, {"high": math.nan},
-        {"scope": "layer"}, {"high": -1},
+        {"scope": "layer"}, {"high": -1}, {"importance": ""}, {"importance": 3}, {"importance_options": 3},
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(options):
     with pytest.raises(ValidationError):
-        EdgexpertOptions(**options)
+        EdgexpertOptions(**{"importance": "uniform", **options})

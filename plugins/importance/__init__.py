@@ -1,0 +1,1 @@
+"""Importance scorers: how much each token of a prompt matters, for routing policies."""

@@ -52,12 +52,18 @@ def _routing(label: str, *knobs: Mapping[str, Any], budget: float | None = None,
     return Case("routing", plugin or knobs[0]["plugin"], label, tables, lossy=True)
 
 
+def _route_ahead(depth: int) -> Case:
+    ahead = {"policy": "stale-gate", "options": {"depth": depth, "worker": depth > 1}}
+    tables = {**BEST, "prefetch": ahead, "routing": [knob("route-ahead", depth=depth)]}
+    return Case("routing", "route-ahead", f"depth = {depth}", tables, lossy=True)
+
+
 def _prompt(label: str, each: Mapping[str, Any]) -> Case:
     return Case("routing", each["plugin"], label, {**BEST, "routing": [dict(each)]}, lossy=True, prompt=True)
 
 
 CACHES = tuple(map(_cache, ("lru", "lfu", "sieve", "s3fifo", "arc", "decay", "edgemoe", "next-use")))
-PREFETCHERS = (_ahead("temporal"),)
+PREFETCHERS = (_ahead("temporal"), _ahead("stale-gate"), _ahead("edgemoe"))
 ROUTING = (
     _routing("k = 3", knob("top-k", k=3)),
     _routing("k = 2", knob("top-k", k=2)),
@@ -75,6 +81,8 @@ ROUTING = (
         _routing(f'variant = "cumulative", mass = {m}', knob("substitute", variant="cumulative", mass=m))
         for m in (0.5, 0.7)
     ),
+    _route_ahead(1),
+    _route_ahead(2),
     *(
         _routing(
             f"budget = {b}: substitute and drop-cold",

@@ -38,6 +38,8 @@ NEUTRAL = {
     "drop-cold": "`share = 0`",
     "substitute": '`weight = 0` (`variant = "prior"`), `ranks = 0` (`"max-rank"`), `mass = 0` (`"cumulative"`)',
     "moe-spec": "`experts` all of a layer",
+    "edgexpert-prefill": "every group with both numbers as many as the model uses",
+    "route-ahead": "`depth = 0`",
 }
 TRACES = "recorded with 6 (qwen, gemma) and 2 (gptoss) experts per token; the models' own numbers are 8, 8 and 4"
 

@@ -97,6 +97,7 @@ KIND_MAY = {
         "bmoe.native.residency",
     },
     "prefetch": {"bmoe.routers"},
+    "routing": {"bmoe.routers"},
     "archs": {"bmoe.registry"},  # where the rows are
     "sinks": {"bmoe.telemetry"},  # the form that records have outside
 }

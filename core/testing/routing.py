@@ -31,7 +31,8 @@ class RoutingGates:
     ``plugin`` is the entry point of group ``bmoe.plugins`` (``"bmoe"`` for in-tree ones) that provides ``provider``.
     ``neutral`` are options with which the output is that of the model itself, ``biting`` options of which each must
     change it; where what is neutral depends on the model, override :meth:`neutral_for`. ``needs`` are tables of a
-    profile that the policy cannot do without. ``keeps_best`` says that a token's best expert always stays.
+    profile that the policy cannot do without. ``keeps_best`` says that a token's best expert always stays; ``ranks``
+    that the policy ranks by the model's own routers, which a made-up one lacks.
     """
 
     plugin: ClassVar[str]
@@ -40,6 +41,7 @@ class RoutingGates:
     biting: ClassVar[Sequence[Mapping[str, Any]]]
     needs: ClassVar[Mapping[str, Any]] = {}
     keeps_best: ClassVar[bool] = True
+    ranks: ClassVar[bool] = False
     archs: ClassVar[Sequence[str]] = ARCHS
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -53,6 +55,8 @@ class RoutingGates:
 
     def build(self, options: Mapping[str, Any], facts: Facts | None = None) -> RoutingPolicy:
         """A fresh policy, by default for the made-up model of the seeded traces."""
+        if self.ranks and facts is None:
+            pytest.skip("a made-up model has no routers")
         provider = self.load()
         return provider.build(provider.options(**options), facts or cache_facts(64))
 
@@ -152,7 +156,10 @@ class RoutingGates:
                     counters, knobs = engine.stream.store.counters, engine.stream.knobs.counters
                     changes += knobs.dropped + knobs.substituted
                     read = sum(watch.fetcher.read.values())
-                    assert counters.lookups - counters.hits == read, "something else was read than what takes part"
+                    exact = engine.plan.prefetch is None  # else some was read ahead
+                    assert not exact or counters.lookups - counters.hits == read, (
+                        "something else was read than what takes part"
+                    )
             assert rows[0] == rows[1], f"{arch}: the two seams differ"
             changed = _rows(rows[0]) != _rows([references[at] for at in (2, 1, 2)])
             assert changed == bool(changes), f"{arch}: {changes} slots changed, and the logits {'do' * changed}"

@@ -64,3 +64,12 @@ class TestEdgexpertPrefill(RoutingGates):
     def neutral_for(self, model):
         whole = [model.n_used, model.n_used]
         return {"importance": "position", "major": whole, "minor": whole, "trivial": whole}
+
+
+class TestRouteAhead(RoutingGates):
+    plugin, provider = "bmoe", "route-ahead"
+    neutral = {"depth": 0}
+    biting = ({"depth": 1}, {"depth": 2})
+    needs = {"prefetch": {"policy": "stale-gate", "options": {"worker": False, "depth": 1}}}
+    keeps_best = False
+    ranks = True

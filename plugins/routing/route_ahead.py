@@ -1,0 +1,85 @@
+"""Route ahead: a layer's experts are those that its router chooses for the input of an earlier layer.
+
+So what will be needed is known layers before, and can be read meanwhile: the prefetcher `stale-gate` with the same
+`depth` ranks alike. The experts get the weights that the layer's own router gives them. Generated tokens only, one at a
+time. Source: BigMoeOnEdge, route-ahead, which likewise leaves the first layers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from bmoe import Provider, hookimpl
+from bmoe.contracts import Facts, Options, Routing, RoutingPolicy
+from bmoe.errors import PluginError
+from bmoe.routers import Router, read_routers
+from bmoe_plugins.routing._place import place
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_CHECKED, _AGREE = 48, 0.9
+"""So many of the model's choices are compared with the ranking before it is relied on, and this share has to agree."""
+
+
+class RouteAheadOptions(Options):
+    """How far ahead."""
+
+    depth: int = Field(default=1, ge=0, le=8, description="layers from the input to the router; 0 is neutral")
+
+
+class RouteAhead:
+    """Ranks by ``routers``, one per routed layer, on inputs of the same token."""
+
+    phases = frozenset({"decode"})
+    wants = frozenset({"activation"})
+
+    def __init__(self, routers: Mapping[int, Router], depth: int) -> None:
+        self._routers, self._depth = routers, depth
+        self._layers = sorted(routers)
+        self._inputs: dict[int, NDArray[np.float32]] = {}
+        self._checked = self._agreed = 0
+
+    def apply(self, routing: Routing, /) -> None:
+        if not self._depth or len(routing.ids) != 1:
+            self._inputs.clear()
+            return
+        if routing.activation is None:
+            said = "the graph does not show what its router sees, which route-ahead needs"
+            raise PluginError(f"layer {routing.layer}: {said}; leave it out")
+        at = self._layers.index(routing.layer)
+        if at == 0:
+            self._inputs.clear()
+        x = self._inputs[routing.layer] = routing.activation[0].copy()
+        own, router = routing.ids[0].tolist(), self._routers[routing.layer]
+        if self._checked < _CHECKED:
+            self._check(own, router.rank(x)[: len(own)].tolist())
+        earlier = self._layers[at - self._depth] if at >= self._depth else None
+        seen = self._inputs.get(earlier) if earlier is not None else None
+        if seen is not None and earlier is not None:
+            chosen = router.rank(router.translate(seen, self._routers[earlier]))[: len(own)].tolist()
+            routing.ids[0] = place(own, chosen)
+
+    def _check(self, chosen: list[int], ranked: list[int]) -> None:
+        """Whether a layer's own router, with its own input, chooses what the model chose."""
+        self._checked += len(chosen)
+        self._agreed += len(set(chosen) & set(ranked))
+        if self._checked >= _CHECKED and self._agreed < _AGREE * self._checked:
+            said = f"its ranking agrees with {self._agreed} of {self._checked} of the model's choices"
+            raise PluginError(f"route-ahead cannot rank this model's experts: {said}; leave it out and report it")
+
+
+def _build(options: RouteAheadOptions, facts: Facts, /) -> RoutingPolicy:
+    return RouteAhead(read_routers(facts.model), options.depth)
+
+
+@hookimpl
+def bmoe_routing() -> list[Provider[RoutingPolicy]]:
+    """Return the knob that routes by an earlier layer's input."""
+    summary = "experts are chosen by the input of an earlier layer"
+    needs = ("prefetch:stale-gate",)
+    return [Provider("route-ahead", _build, RouteAheadOptions, lossy=True, needs=needs, summary=summary)]

@@ -11,7 +11,7 @@ pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 import bmoe
 import bmoe.engine
-from bmoe.native.evalhook import compiled_seam_missing
+from bmoe.native.compiled import compiled_seam_missing
 from bmoe.testing.models import TinyModels
 from bmoe_plugins.caches.lru import Lru
 

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=60, help="held-out texts at the middle budget")
     parser.add_argument("--few", type=int, default=20, help="held-out texts at the other budgets")
     parser.add_argument("--rounds", type=int, default=9, help="turns of the comparison of speed; 0 = leave it out")
+    parser.add_argument("--speed", action="store_true", help="measure the speed of what was measured, and nothing else")
     parser.add_argument("--only", default="", help="measure only settings whose name contains this")
     parser.add_argument("--quick", action="store_true", help="a few texts and rounds, to see that it works")
     arguments = parser.parse_args()
@@ -71,7 +72,12 @@ def measure_all(arguments: argparse.Namespace) -> None:
         if arguments.only not in case.key:
             continue
         print(case.key, flush=True)
-        prices["cases"][case.key] = _price(case, resident, few, prompts, problems, arguments.rounds)
+        if not arguments.speed:
+            prices["cases"][case.key] = _price(case, resident, few, prompts, problems)
+        if arguments.rounds and not case.prompt and case.key != BASE.key:
+            ids = [token for each in few.documents for token in each][:96]
+            found = measure.speed(case.tables, BASE.tables, MIDDLE, ids, arguments.rounds)
+            prices["cases"][case.key]["speed"] = found
         _keep(arguments.prices, prices)
     for path in arguments.traces:
         prices["traces"][path.name.partition(".")[0]] = _replayed(path)
@@ -84,7 +90,6 @@ def _price(
     few: measure.Resident,
     prompts: measure.Resident,
     problems: Sequence[Problem],
-    rounds: int,
 ) -> dict[str, Any]:
     made: dict[str, Any] = {"kind": case.kind, "plugin": case.plugin, "label": case.label}
     made |= {"tables": dict(case.tables), "lossy": case.lossy, "prompt": case.prompt, "budgets": {}}
@@ -96,9 +101,6 @@ def _price(
             made["budgets"][f"{budget:g}"] = measure.decode_price(case.tables, budget, texts)
     if case.lossy:
         made["arithmetic"] = measure.arithmetic(case.tables, MIDDLE, problems)
-    if rounds and not case.prompt and case.key != BASE.key:
-        ids = [token for each in few.documents for token in each][:96]
-        made["speed"] = measure.speed(case.tables, BASE.tables, MIDDLE, ids, rounds)
     return made
 
 

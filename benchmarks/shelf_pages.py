@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bmoe.bundled import find_model
 from bmoe.cli.plugins import list_providers
+from bmoe.layout import read_model
 from bmoe.plugins import load_all
 from bmoe.registry import load_registry
 
@@ -33,14 +36,6 @@ SETTINGS = {
     "dense": 'dense.placement = "{}"',
     "sink": '[[sink]] plugin = "{}"',
 }
-NEUTRAL = {
-    "top-k": "`k` as many as the model uses",
-    "drop-cold": "`share = 0`",
-    "substitute": '`weight = 0` (`variant = "prior"`), `ranks = 0` (`"max-rank"`), `mass = 0` (`"cumulative"`)',
-    "moe-spec": "`experts` all of a layer",
-    "edgexpert-prefill": "every group with both numbers as many as the model uses",
-    "route-ahead": "`depth = 0`",
-}
 TRACES = "recorded with 6 (qwen, gemma) and 2 (gptoss) experts per token; the models' own numbers are 8, 8 and 4"
 
 
@@ -54,13 +49,22 @@ def write_pages(prices: Mapping[str, Any], folder: Path) -> None:
 
 def pages(prices: Mapping[str, Any]) -> dict[str, str]:
     """The text of each page, by file name."""
-    providers = [p for p in list_providers(load_all(load_registry())) if p["kind"] in KINDS]
+    catalog = load_all(load_registry())
+    providers = [p for p in list_providers(catalog) if p["kind"] in KINDS]
     modules = {(row.kind, row.name): row.module for row in load_registry().rows}
-    made = {f"{p['kind']}-{p['name']}.md": _page(p, modules[p["kind"], p["name"]], prices) for p in providers}
+    model = read_model(find_model(prices["settings"]["model"]), catalog.archs)
+    made = {}
+    for p in providers:
+        kind, name = p["kind"], p["name"]
+        neutral = catalog.providers[kind][name].neutral
+        page = _page(p, modules[kind, name], neutral(model) if neutral else None, prices)
+        made[f"{kind}-{name}.md"] = page
     return {"index.md": _index(providers, prices), "loss.md": _loss(prices), **made}
 
 
-def _page(provider: Mapping[str, Any], module: str, prices: Mapping[str, Any]) -> str:
+def _page(
+    provider: Mapping[str, Any], module: str, neutral: Mapping[str, Any] | None, prices: Mapping[str, Any]
+) -> str:
     kind, name = provider["kind"], provider["name"]
     lines = [f"# `{name}`", "", f"A {KINDS[kind]}: `{SETTINGS[kind].format(name)}`.", "", *_docstring(module), ""]
     marks = []
@@ -70,8 +74,9 @@ def _page(provider: Mapping[str, Any], module: str, prices: Mapping[str, Any]) -
         marks.append("It is lossless: the output is that of the resident model, byte for byte.")
     if provider["experimental"]:
         marks.append("It is experimental: it needs `plugins.allow_experimental = true`.")
-    if name in NEUTRAL:
-        marks.append(f"Neutral: {NEUTRAL[name]}; the output is then that of the resident model, byte for byte.")
+    if neutral:
+        said = ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in neutral.items())
+        marks.append(f"Neutral for the reference model: {said}; its output is then the resident one, byte for byte.")
     marks += [
         f"{word.capitalize()}: {', '.join(f'`{each}`' for each in provider[word])}."
         for word in ("needs", "excludes")

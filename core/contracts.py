@@ -251,6 +251,8 @@ class Provider(Generic[T]):
     importance, draft, sink); the table of impossible combinations is derived from them. ``available()`` says in one
     sentence why this machine cannot run it, or returns "" if it can. ``holds(options, model)`` are the bytes that it
     will hold in memory for good, which an automatic cache budget then leaves; asked of dense placements only.
+    ``neutral(model)`` are options with which a lossy plugin changes nothing, ``trials`` options with which it does what
+    it is for: gates run it with them.
     """
 
     name: str
@@ -262,6 +264,8 @@ class Provider(Generic[T]):
     excludes: tuple[str, ...] = ()
     available: Callable[[], str] = _everywhere
     holds: Callable[[Any, ModelFacts], int] = _nothing
+    neutral: Callable[[ModelFacts], Mapping[str, Any]] | None = None
+    trials: tuple[Mapping[str, Any], ...] = ()
     summary: str = ""
 
 

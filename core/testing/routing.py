@@ -11,6 +11,7 @@ import pytest
 
 from bmoe.budget import MIB, size_budget
 from bmoe.contracts import BatchContext, Facts, ModelFacts, Phase, Provider, Routing, RoutingPolicy
+from bmoe.errors import ModelError
 from bmoe.native import memory
 from bmoe.resolve import resolve
 from bmoe.testing.archs import UBATCH, ArchGates, Bench, Cell, budget_bytes, compare, make_prompts, session_bench
@@ -29,25 +30,22 @@ class RoutingGates:
     """Proves that a routing policy keeps its contract. A subclass sets class attributes.
 
     ``plugin`` is the entry point of group ``bmoe.plugins`` (``"bmoe"`` for in-tree ones) that provides ``provider``.
-    ``neutral`` are options with which the output is that of the model itself, ``biting`` options of which each must
-    change it; where what is neutral depends on the model, override :meth:`neutral_for`. ``needs`` are tables of a
-    profile that the policy cannot do without. ``keeps_best`` says that a token's best expert always stays; ``ranks``
-    that the policy ranks by the model's own routers, which a made-up one lacks.
+    What is neutral the provider says, and which options to try, each of which must change the output; ``biting`` are
+    others to try. ``needs`` are tables of a profile that the policy cannot do without, beside plugins that it names.
+    ``keeps_best`` says that a token's best expert always stays.
     """
 
     plugin: ClassVar[str]
     provider: ClassVar[str]
-    neutral: ClassVar[Mapping[str, Any]] = {}
-    biting: ClassVar[Sequence[Mapping[str, Any]]]
+    biting: ClassVar[Sequence[Mapping[str, Any]]] = ()
     needs: ClassVar[Mapping[str, Any]] = {}
-    keeps_best: ClassVar[bool] = True
-    ranks: ClassVar[bool] = False
+    keeps_best: ClassVar[bool] = False
     archs: ClassVar[Sequence[str]] = ARCHS
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test per setting that bites."""
         if "options" in metafunc.fixturenames:
-            metafunc.parametrize("options", self.biting, ids=str)
+            metafunc.parametrize("options", self.settings(), ids=str)
 
     def load(self) -> Provider[RoutingPolicy]:
         """The provider under test, by name."""
@@ -55,14 +53,21 @@ class RoutingGates:
 
     def build(self, options: Mapping[str, Any], facts: Facts | None = None) -> RoutingPolicy:
         """A fresh policy, by default for the made-up model of the seeded traces."""
-        if self.ranks and facts is None:
-            pytest.skip("a made-up model has no routers")
         provider = self.load()
-        return provider.build(provider.options(**options), facts or cache_facts(64))
+        try:
+            return provider.build(provider.options(**options), facts or cache_facts(64))
+        except ModelError as error:
+            pytest.skip(f"the made-up model will not do: {error}")
+
+    def settings(self) -> Sequence[Mapping[str, Any]]:
+        """The options to try."""
+        return tuple(self.biting or self.load().trials)
 
     def neutral_for(self, model: ModelFacts) -> Mapping[str, Any]:
         """The options with which a model's output is its own."""
-        return self.neutral
+        neutral = self.load().neutral
+        assert neutral is not None, "the provider does not say which options are neutral"
+        return neutral(model)
 
     @pytest.fixture(name="bench")
     def _bench(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
@@ -71,19 +76,22 @@ class RoutingGates:
     # ---- without a model
 
     def test_says_that_it_is_lossy(self) -> None:
-        """Every run record carries the mark."""
-        assert self.load().lossy
+        """Every run record carries the mark, and it says what is neutral and what to try."""
+        provider = self.load()
+        assert provider.lossy
+        assert provider.neutral is not None, "the provider does not say which options are neutral"
+        assert self.settings(), "the provider has no options to try"
 
     def test_every_setting_that_bites_does(self) -> None:
         """A policy that changes nothing would pass everything else."""
-        for options in self.biting:
+        for options in self.settings():
             policy = self.build(options)
             changed = [_apply(policy, routing) for routing in routings(policy.phases)]
             assert any(changed), f"{options} never changes a routing"
 
     def test_what_it_leaves_can_be_computed(self) -> None:
         """Ids of experts, none twice among those that take part, one at least, the best one if it is to stay."""
-        for options in self.biting:
+        for options in self.settings():
             policy = self.build(options)
             for routing in routings(policy.phases, seed=1):
                 best = routing.ids[:, 0].copy()
@@ -99,7 +107,7 @@ class RoutingGates:
 
     def test_it_writes_only_what_it_may(self) -> None:
         """The router's numbers and the residency are for reading."""
-        policy = self.build(self.biting[0])
+        policy = self.build(self.settings()[0])
         for routing in routings(policy.phases, seed=2):
             columns = ("shares", "probs", "scores", "ranking", "resident")
             before = {name: getattr(routing, name).copy() for name in columns}
@@ -109,7 +117,7 @@ class RoutingGates:
 
     def test_is_deterministic(self) -> None:
         """Two of them that saw the same do the same."""
-        for options in self.biting:
+        for options in self.settings():
             one, two = self.build(options), self.build(options)
             pairs = zip(routings(one.phases, seed=3), routings(one.phases, seed=3), strict=True)
             for first, second in pairs:
@@ -169,7 +177,7 @@ class RoutingGates:
     def test_no_token_loses_more_than_the_budget(self, bench: Bench, budget: float) -> None:
         """With a loss budget the bound holds for every token of every decode."""
         for arch in self.archs:
-            for options in self.biting:
+            for options in self.settings():
                 extra = {"loss": {"budget": budget}}
                 with self.open(bench, arch, Cell("half"), options, extra) as (engine, _, _):
                     assert engine.stream is not None
@@ -197,6 +205,7 @@ class RoutingGates:
         table = {
             **gate.table(path, cell, UBATCH),
             "cache": {"policy": "lru", "budget_mb": 1024},
+            **_needed(self.load().needs),
             **self.needs,
             "routing": [{"plugin": self.provider, "options": dict(chosen)}],
             "plugins": {"enable": [] if self.plugin == IN_TREE else [self.plugin], "allow_experimental": True},
@@ -208,6 +217,12 @@ class RoutingGates:
         plan = replace(plan, budget=size_budget(amount, amount / MIB, plan.facts, memory.PAGE, ahead=ahead))
         watch = Watch()
         return _Opened(RecordingEngine(watch.over(plan), seam=cell.seam), watch, gate)
+
+
+def _needed(needs: Sequence[str]) -> dict[str, Any]:
+    """The tables of a profile that choose what a provider needs."""
+    named = [need.partition(":")[::2] for need in needs if not need.endswith(":*")]
+    return {kind: {"policy": name} for kind, name in named if kind in ("cache", "prefetch")}
 
 
 class _Opened:

@@ -45,4 +45,14 @@ def _build(options: DropColdOptions, facts: Facts, /) -> RoutingPolicy:
 @hookimpl
 def bmoe_routing() -> list[Provider[RoutingPolicy]]:
     """Return the knob that skips unimportant misses."""
-    return [Provider("drop-cold", _build, DropColdOptions, lossy=True, summary="skips misses with a small share")]
+    return [
+        Provider(
+            "drop-cold",
+            _build,
+            DropColdOptions,
+            lossy=True,
+            neutral=lambda model: {"share": 0},
+            trials=({"share": 1.0}, {"share": 1.0, "renormalise": False}, {"share": 0.9, "scope": "both"}),
+            summary="skips misses with a small share",
+        )
+    ]

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field, ValidationInfo, field_validator
 
 from bmoe import Provider, hookimpl
-from bmoe.contracts import Facts, Options, Routing, RoutingPolicy
+from bmoe.contracts import Facts, ModelFacts, Options, Routing, RoutingPolicy
 from bmoe.errors import PluginError
 
 Group: TypeAlias = tuple[int, int]
@@ -162,8 +162,27 @@ def _build(options: EdgexpertOptions, facts: Facts, /) -> RoutingPolicy:
     return EdgexpertPrefill(options)
 
 
+def _neutral(model: ModelFacts) -> dict[str, Any]:
+    whole = [model.n_used, model.n_used]
+    return {"importance": "uniform", "major": whole, "minor": whole, "trivial": whole}
+
+
 @hookimpl
 def bmoe_routing() -> list[Provider[RoutingPolicy]]:
     """Return the reuse of experts within a prompt."""
-    summary = "fewer experts for the tokens of a prompt that matter less"
-    return [Provider("edgexpert-prefill", _build, EdgexpertOptions, lossy=True, summary=summary)]
+    all_trivial = {"importance": "uniform", "low": 2.0, "high": 2.0}
+    return [
+        Provider(
+            "edgexpert-prefill",
+            _build,
+            EdgexpertOptions,
+            lossy=True,
+            neutral=_neutral,
+            trials=(
+                {"importance": "position"},
+                {**all_trivial, "trivial": [2, 1]},
+                {**all_trivial, "trivial": [3, 1], "scope": "ubatch"},
+            ),
+            summary="fewer experts for the tokens of a prompt that matter less",
+        )
+    ]

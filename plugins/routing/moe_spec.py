@@ -80,5 +80,15 @@ def _build(options: MoeSpecOptions, facts: Facts, /) -> RoutingPolicy:
 @hookimpl
 def bmoe_routing() -> list[Provider[RoutingPolicy]]:
     """Return the budget of experts per layer and batch."""
-    summary = "a shortlist of experts for each batch"
-    return [Provider("moe-spec", _build, MoeSpecOptions, lossy=True, excludes=(), summary=summary)]
+    return [
+        Provider(
+            "moe-spec",
+            _build,
+            MoeSpecOptions,
+            lossy=True,
+            excludes=("routing:edgexpert-prefill",),
+            neutral=lambda model: {"experts": model.n_expert},
+            trials=({"experts": 3}, {"experts": 3, "policy": "truncation"}, {"experts": 4, "score": "max"}),
+            summary="a shortlist of experts for each batch",
+        )
+    ]

@@ -80,6 +80,15 @@ def _build(options: RouteAheadOptions, facts: Facts, /) -> RoutingPolicy:
 @hookimpl
 def bmoe_routing() -> list[Provider[RoutingPolicy]]:
     """Return the knob that routes by an earlier layer's input."""
-    summary = "experts are chosen by the input of an earlier layer"
-    needs = ("prefetch:stale-gate",)
-    return [Provider("route-ahead", _build, RouteAheadOptions, lossy=True, needs=needs, summary=summary)]
+    return [
+        Provider(
+            "route-ahead",
+            _build,
+            RouteAheadOptions,
+            lossy=True,
+            needs=("prefetch:stale-gate",),
+            neutral=lambda model: {"depth": 0},
+            trials=({"depth": 1}, {"depth": 2}),
+            summary="experts are chosen by the input of an earlier layer",
+        )
+    ]

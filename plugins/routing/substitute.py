@@ -102,5 +102,20 @@ def _build(options: SubstituteOptions, facts: Facts, /) -> RoutingPolicy:
 @hookimpl
 def bmoe_routing() -> list[Provider[RoutingPolicy]]:
     """Return cache-conditional routing."""
-    summary = "prefers experts that are in memory"
-    return [Provider("substitute", _build, SubstituteOptions, lossy=True, summary=summary)]
+    trials = (
+        {"weight": 0.3},
+        {"weight": 1.0, "scope": "both"},
+        {"variant": "max-rank", "ranks": 8},
+        {"variant": "cumulative", "mass": 0.9},
+    )
+    return [
+        Provider(
+            "substitute",
+            _build,
+            SubstituteOptions,
+            lossy=True,
+            neutral=lambda model: {"weight": 0},
+            trials=trials,
+            summary="prefers experts that are in memory",
+        )
+    ]

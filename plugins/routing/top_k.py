@@ -45,4 +45,14 @@ def _build(options: TopKOptions, facts: Facts, /) -> RoutingPolicy:
 @hookimpl
 def bmoe_routing() -> list[Provider[RoutingPolicy]]:
     """Return the knob that leaves out the last experts of each token."""
-    return [Provider("top-k", _build, TopKOptions, lossy=True, summary="fewer experts per token")]
+    return [
+        Provider(
+            "top-k",
+            _build,
+            TopKOptions,
+            lossy=True,
+            neutral=lambda model: {"k": model.n_used},
+            trials=({"k": 1}, {"k": 1, "renormalise": False}, {"k": 1, "scope": "decode"}),
+            summary="fewer experts per token",
+        )
+    ]

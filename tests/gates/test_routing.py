@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
+from bmoe.contracts import Options, Provider, Routing
 from bmoe.testing import RoutingGates
 
 
 class TestTopK(RoutingGates):
     plugin, provider = "bmoe", "top-k"
-    biting = ({"k": 1}, {"k": 1, "renormalise": False}, {"k": 1, "scope": "decode"}, {"k": 1, "scope": "prefill"})
-
-    def neutral_for(self, model):
-        return {"k": model.n_used}
+    keeps_best = True
 
 
 class TestDropCold(RoutingGates):
     plugin, provider = "bmoe", "drop-cold"
-    neutral = {"share": 0}
-    biting = ({"share": 1.0}, {"share": 1.0, "renormalise": False}, {"share": 0.9, "scope": "both"})
+    keeps_best = True
 
 
 class TestSubstitute(RoutingGates):
     plugin, provider = "bmoe", "substitute"
-    neutral = {"weight": 0}
-    biting = (
-        {"weight": 0.3},
-        {"weight": 1.0, "scope": "both"},
-        {"variant": "max-rank", "ranks": 8},
-        {"variant": "cumulative", "mass": 0.9},
-    )
+    keeps_best = True
 
 
-class TestSubstituteByRank(RoutingGates):
+class TestSubstituteInThePrompt(RoutingGates):
     plugin, provider = "bmoe", "substitute"
-    neutral = {"variant": "max-rank", "ranks": 0}
     biting = ({"variant": "max-rank", "ranks": 6, "scope": "prefill"},)
+    keeps_best = True
+
+    def neutral_for(self, model):
+        return {"variant": "max-rank", "ranks": 0}
 
 
 class TestMoeSpec(RoutingGates):
     plugin, provider = "bmoe", "moe-spec"
-    biting = ({"experts": 3}, {"experts": 3, "policy": "truncation"}, {"experts": 4, "score": "max"})
-    keeps_best = False
-
-    def neutral_for(self, model):
-        return {"experts": model.n_expert}
 
 
 class TestMoeSpecProtected(RoutingGates):
     plugin, provider = "bmoe", "moe-spec"
     biting = ({"experts": 3, "protect": True}, {"experts": 3, "protect": True, "policy": "truncation"})
+    keeps_best = True
 
     def neutral_for(self, model):
         return {"experts": model.n_expert, "protect": True}
@@ -55,21 +49,90 @@ class TestMoeSpecProtected(RoutingGates):
 
 class TestEdgexpertPrefill(RoutingGates):
     plugin, provider = "bmoe", "edgexpert-prefill"
-    biting = (
-        {"importance": "position"},
-        {"importance": "uniform", "low": 2.0, "high": 2.0, "trivial": [2, 1]},
-        {"importance": "uniform", "low": 2.0, "high": 2.0, "trivial": [3, 1], "scope": "ubatch"},
-    )
-
-    def neutral_for(self, model):
-        whole = [model.n_used, model.n_used]
-        return {"importance": "position", "major": whole, "minor": whole, "trivial": whole}
+    keeps_best = True
 
 
 class TestRouteAhead(RoutingGates):
     plugin, provider = "bmoe", "route-ahead"
-    neutral = {"depth": 0}
-    biting = ({"depth": 1}, {"depth": 2})
-    needs = {"prefetch": {"policy": "stale-gate", "options": {"worker": False, "depth": 1}}}
-    keeps_best = False
-    ranks = True
+
+
+# ---- what the gate finds
+
+
+class Cuts:
+    """Leaves out the last slot, and what a test adds to it."""
+
+    phases = frozenset({"decode", "prefill"})
+    wants: frozenset[str] = frozenset()
+
+    def __init__(self, what: str, on: bool) -> None:
+        self.what, self.on, self.calls = what, on, 0
+
+    def apply(self, routing: Routing, /) -> None:
+        self.calls += 1
+        if self.on or self.what == "never neutral":
+            routing.dead[:, -1] = True
+        if self.what == "all dead":
+            routing.dead[:] = True
+        elif self.what == "twice":
+            routing.dead[:] = False
+            routing.ids[:, -1] = routing.ids[:, 0]
+        elif self.what == "writes":
+            routing.probs[:] = 0
+        elif self.what == "inert":
+            routing.dead[:] = False
+        elif self.what == "random":
+            routing.dead[:, -1] = random.random() < 0.5
+
+
+class Cut(Options):
+    on: bool = False
+
+
+def gate(what: str, *, lossy: bool = True) -> RoutingGates:
+    provider = Provider(
+        "cuts",
+        lambda options, facts: Cuts(what, options.on),
+        Cut,
+        lossy=lossy,
+        neutral=lambda model: {"on": False},
+        trials=({"on": True},),
+    )
+    made = {"plugin": "bmoe", "provider": "cuts", "load": lambda self: provider, "__test__": False}
+    found: RoutingGates = type("_Gate", (RoutingGates,), made)()
+    return found
+
+
+def test_a_policy_that_keeps_the_contract_passes():
+    good = gate("")
+    good.test_says_that_it_is_lossy()
+    good.test_every_setting_that_bites_does()
+    good.test_what_it_leaves_can_be_computed()
+    good.test_it_writes_only_what_it_may()
+    good.test_is_deterministic()
+
+
+def test_one_that_says_to_be_lossless_is_found():
+    with pytest.raises(AssertionError):
+        gate("", lossy=False).test_says_that_it_is_lossy()
+
+
+def test_one_that_never_bites_is_found():
+    with pytest.raises(AssertionError, match="never changes a routing"):
+        gate("inert").test_every_setting_that_bites_does()
+
+
+@pytest.mark.parametrize(("what", "told"), [("all dead", "without an expert"), ("twice", "chosen twice")])
+def test_one_that_leaves_what_cannot_be_computed_is_found(what, told):
+    with pytest.raises(AssertionError, match=told):
+        gate(what).test_what_it_leaves_can_be_computed()
+
+
+def test_one_that_writes_what_is_for_reading_is_found():
+    with pytest.raises(AssertionError, match="probs was written to"):
+        gate("writes").test_it_writes_only_what_it_may()
+
+
+def test_one_that_draws_lots_is_found():
+    with pytest.raises(AssertionError):
+        gate("random").test_is_deterministic()

@@ -61,7 +61,8 @@ def open_engine(
 
     ``profile`` is a path, the name of a bundled profile, or the profile itself; ``model`` replaces ``model.path``;
     ``overrides`` are ``"key.path=VALUE"`` strings; ``seam`` chooses the eval hook: auto, c or python;
-    ``remember`` is a file that keeps which fetcher was the fastest on which drive, for ``fetch.plugin = "auto"``.
+    ``remember`` is a file that keeps which fetcher was the fastest on which drive and which cache policy replayed best
+    for which model, for ``fetch.plugin = "auto"`` and ``cache.policy = "auto"``.
     Raises ProfileError with every problem of the profile, PluginError, ModelError or NativeError.
     """
     return Engine(resolve(profile, model=model, overrides=overrides, remember=remember), seam=seam)

@@ -99,11 +99,13 @@ def add_heat(path: str, facts: ModelFacts, tokens: int, uses: Mapping[ExpertKey,
             raise HeatError(f"{path}: cannot be written ({error.strerror}); what was there is kept") from error
 
 
-def unwritable(path: str) -> str:
-    """Why no file can come to be at ``path``, or ""."""
+def unusable(path: str, facts: ModelFacts) -> str:
+    """Why a run of the model can neither read ``path`` nor make it, or ""."""
+    try:
+        read_heat(path, facts)
+    except HeatError as error:
+        return str(error).removeprefix(f"{path}: ")
     folder = os.path.dirname(os.path.realpath(path))
-    if os.path.isdir(path):
-        return "is a folder; give a file"
     if not os.path.isdir(folder):
         return "is in a folder that does not exist; make it, or give another file"
     return "" if os.access(folder, os.W_OK) else "is in a folder that cannot be written to; give another file"

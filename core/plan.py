@@ -26,13 +26,14 @@ from bmoe.contracts import ArchRow, Facts, Fetcher, ModelFacts
 from bmoe.copies import find_copies
 from bmoe.drives import drive_of
 from bmoe.errors import PluginError, ProfileError
-from bmoe.heat import HeatError, read_heat, unwritable
+from bmoe.heat import unusable
 from bmoe.machine import Machine
 from bmoe.plugins import Catalog
 from bmoe.probe import probe
 from bmoe.problems import Problem, cause, suggest, toml_value
 from bmoe.profile import Profile
 from bmoe.undriven import demands, not_yet
+from bmoe.verdicts import best_policy
 
 _NO_MODEL = ModelFacts("", "", "", (), 0, 0, 0, 0, 0, 0, 0, (), ())
 
@@ -43,7 +44,7 @@ class Plan:
 
     ``budget`` is 0 bytes when nothing is cached (``cache`` then names a policy that is not used). ``direct`` is what
     is asked for; whether a file granted it, its fetcher knows. ``paths`` are the files that experts are read from, one
-    per shard; ``fetch_why`` says how an automatic fetcher was chosen.
+    per shard; ``fetch_why`` and ``cache_why`` say how automatic ones were chosen.
     """
 
     profile: Profile
@@ -69,6 +70,7 @@ class Plan:
     experimental: bool
     paths: tuple[str, ...]
     fetch_why: str
+    cache_why: str = "as the profile says"
 
     @property
     def streaming(self) -> bool:
@@ -108,6 +110,7 @@ class Plan:
             "overlap": self.overlap,
             "cache": {
                 **self._shown(self.cache),
+                "why": self.cache_why,
                 "budget_requested": budget.requested,
                 "budget_bytes": budget.bytes,
                 "capacity": budget.capacity,
@@ -158,9 +161,9 @@ def try_plan(
     """The plan, if there can be one, and every reason why this cannot run.
 
     Without a model (``facts`` is None) there is no plan, and no reason that only a model could give. What follows from
-    a value that was refused while loading is no reason. ``remember`` is the file that keeps which fetcher was
-    the fastest on which drive; None to keep nothing. Raises :class:`~bmoe.errors.PluginError` if nothing is wrong but
-    that a plugin cannot check the plan.
+    a value that was refused while loading is no reason. ``remember`` is the file that keeps what was measured before,
+    for what is "auto"; None to keep nothing. Raises :class:`~bmoe.errors.PluginError` if nothing is wrong but that a
+    plugin cannot check the plan.
     """
     planner = _Planner(profile, catalog, machine, remember)
     plan, problems = planner.plan(facts), planner.problems
@@ -183,7 +186,7 @@ class _Planner(Chooser):
         self._machine, self._remember = machine, remember
         self._facts: ModelFacts = _NO_MODEL
         self._paths: tuple[str, ...] = ()
-        self._why = "as the profile says"
+        self._why = self._cache_why = "as the profile says"
 
     def plan(self, given: ModelFacts | None) -> Plan | None:
         """The plan for a model, or None if a choice is lacking or there is no model."""
@@ -243,10 +246,16 @@ class _Planner(Chooser):
             experimental=any(self.catalog.is_experimental(kind, name) for kind, name in keys),
             paths=self._paths,
             fetch_why=self._why,
+            cache_why=self._cache_why,
         )
 
     def prefer(self, kind: str, names: list[str]) -> str:
-        """Of several fetchers, the one that reads these files fastest."""
+        """Of several fetchers, the one that reads these files fastest; of policies, the one that replayed best."""
+        if kind == "cache":
+            # options are those of one policy, and nobody says of which but the default
+            best = best_policy(None if self.profile.cache.options else self._remember, self._facts, names)
+            self._cache_why = best.why
+            return best.name
         if kind != "fetch" or not self.profile.stream.enabled or not self._facts.banks:
             return names[0]
 
@@ -338,11 +347,7 @@ class _Planner(Chooser):
             rest = " needs a streamed model; set stream.enabled = true or leave it out"
             self.problem("cache.heat", rest, "stream.enabled")
             return
-        try:
-            read_heat(path, facts)
-            wrong = unwritable(path)
-        except HeatError as exc:
-            wrong = str(exc).removeprefix(f"{path}: ")
+        wrong = unusable(path, facts)
         if wrong:
             self.problem("cache.heat", f" = {toml_value(path)} {wrong}")
         elif not budget.bytes:
@@ -375,6 +380,8 @@ class _Planner(Chooser):
         def below_cycle(budget: CacheBudget) -> bool:
             if cache is None or "cache" in self.unsure:
                 return True
+            if section.policy == section.budget_mb == "auto":
+                return False  # such a cache makes prompts slow, which only a person can want
             try:
                 built = cache.provider.build(
                     cache.options, build_facts(self.profile, facts, budget, self.profile.model.ubatch, self._paths)

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bmoe.contracts import Facts, Fetcher, ModelFacts
+from bmoe.verdicts import Verdict, recall, remember
 
-SCHEMA = 1
 _READS, _READ_BYTES, _ROUNDS = 8, 512 << 10, 3
 _LEAST_BYTES = 64 << 20
 _SECONDS = 0.2
 _CLEARLY = 1.25
 """A candidate must beat those that are preferred by this factor: less is noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Which of the candidates, and why, for the run record."""
-
-    name: str
-    why: str
 
 
 def probe(candidates: Mapping[str, Callable[[Facts], Fetcher]], facts: Facts, key: str, memory: Path | None) -> Verdict:
@@ -45,9 +32,9 @@ def probe(candidates: Mapping[str, Callable[[Facts], Fetcher]], facts: Facts, ke
     if sum(end - begin for _, begin, end in spans) < _LEAST_BYTES:
         return Verdict(names[0], "the model is too small to probe; first in order of preference")
     key = f"{key} {'direct' if facts.fetch.direct else 'buffered'} {facts.fetch.lanes} {','.join(names)}"
-    known = _recall(memory).get(key)
-    if isinstance(known, dict) and known.get("plugin") in names and isinstance(known.get("why"), str):
-        return Verdict(known["plugin"], f"{known['why']}, remembered")
+    known = recall(memory, "fetch", key, names)
+    if known is not None:
+        return Verdict(known.name, f"{known.why}, remembered")
     rates = _measure(candidates, facts, spans)
     if not rates:
         return Verdict(names[0], "the probe read nothing; first in order of preference")
@@ -55,7 +42,7 @@ def probe(candidates: Mapping[str, Callable[[Facts], Fetcher]], facts: Facts, ke
     shown = ", ".join(f"{name} {rates[name] / 1e9:.2f}" for name in names if name in rates)
     verdict = Verdict(best, f"probed: {shown} GB/s")
     if len(rates) == len(names):  # a drive too slow for a turn of each is asked again the next time
-        _remember(memory, key, verdict)
+        remember(memory, "fetch", key, verdict)
     return verdict
 
 
@@ -117,32 +104,3 @@ def _time(fetcher: Fetcher, address: int, places: Sequence[tuple[int, int]]) -> 
     began = time.perf_counter()
     fetcher.wait(fetcher.submit(ReadBatch(address + index * _READ_BYTES, length, length, offset, shard, index * 0)), 0)
     return time.perf_counter() - began
-
-
-def _recall(memory: Path | None) -> dict[str, Any]:
-    """What is remembered; nothing if the file is not there or not ours."""
-    if memory is None:
-        return {}
-    try:
-        table = json.loads(memory.read_text(encoding="utf-8"))
-        entries = table["fetch"] if table["schema"] == SCHEMA else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return entries if isinstance(entries, dict) else {}
-
-
-def _remember(memory: Path | None, key: str, verdict: Verdict) -> None:
-    """Add one entry. Another process may do the same at this moment: then one of both probes again some day."""
-    if memory is None:
-        return
-    table = {"schema": SCHEMA, "fetch": {**_recall(memory), key: {"plugin": verdict.name, "why": verdict.why}}}
-    with contextlib.suppress(OSError):
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(prefix=memory.name, dir=memory.parent)
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump(table, file, indent=1)
-            os.replace(name, memory)
-        except OSError:
-            os.unlink(name)
-            raise

@@ -22,7 +22,10 @@ from bmoe.tables import read_toml
 Kind = Literal["arch", "cache", "fetch", "prefetch", "dense", "routing", "importance", "draft", "sink"]
 KINDS: tuple[Kind, ...] = ("arch", "cache", "fetch", "prefetch", "dense", "routing", "importance", "draft", "sink")
 
-AUTO: Mapping[str, tuple[str, ...]] = {"cache": ("lru",), "fetch": ("aio", "uring", "pread")}
+AUTO: Mapping[str, tuple[str, ...]] = {
+    "cache": ("next-use", "router-ema", "decay", "s3fifo", "lfu", "edgemoe", "lru"),
+    "fetch": ("aio", "uring", "pread"),
+}
 """What "auto" tries, best first, per kind."""
 
 

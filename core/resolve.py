@@ -27,7 +27,7 @@ def resolve(
 ) -> Plan:
     """The plan of a profile, a model and this machine; the arguments are those of :func:`~bmoe.profile.load_profile`.
 
-    ``remember`` is the file that keeps which fetcher was the fastest on which drive; None to keep nothing.
+    ``remember`` is the file that keeps what was measured before, for what is "auto"; None to keep nothing.
 
     Raises :class:`~bmoe.errors.ProfileError` with every problem of the profile and its plugins, a lacking model
     included; PluginError if only plugins are wrong; ModelError if nothing else is wrong and the model cannot be used.

@@ -43,7 +43,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     ),
     frozenset({"diagnosis", "scratch", "shards"}),
     frozenset({"fingerprint", "layout", "native", "rows", "salvage"}),
-    frozenset({"heat", "profile"}),
+    frozenset({"heat", "profile", "verdicts"}),
     frozenset({"budget", "pages", "pressure", "probe", "registry", "selection", "undriven"}),
     frozenset({"plugins"}),
     frozenset({"choices", "claims"}),

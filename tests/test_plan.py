@@ -20,6 +20,7 @@ from bmoe.plan import make_plan
 from bmoe.plugins import load_plugins
 from bmoe.profile import load_profile
 from bmoe.registry import load_registry
+from bmoe.verdicts import Verdict, remember_policy
 
 PAGE = 4096
 MACHINE = Machine(3, PAGE, 512 * MIB, "Linux", "6", "x86_64", 65530)
@@ -60,9 +61,9 @@ def catalog_of(profile, *providers):
     return replace(catalog, providers=MappingProxyType(tables), _origins=origins)
 
 
-def plan(*overrides, facts=FACTS, machine=MACHINE, providers=(), **tables):
+def plan(*overrides, facts=FACTS, machine=MACHINE, providers=(), remember=None, **tables):
     profile = load_profile({"fetch": {"plugin": "pread"}, "cache": {"floor_mb": 0}, **tables}, overrides=overrides)
-    return make_plan(profile, catalog_of(profile, *providers), facts, machine)
+    return make_plan(profile, catalog_of(profile, *providers), facts, machine, remember)
 
 
 def refused(*overrides, **arguments):
@@ -83,7 +84,12 @@ def fetch(name, **fields):
 def test_everything_is_resolved():
     made = plan("model.ctx=1000", "cache.budget_mb=20")
 
-    assert ("lru", "pread", "mmap", "qwen3moe") == (made.cache.name, made.fetch.name, made.dense.name, made.row.name)
+    assert ("next-use", "pread", "mmap", "qwen3moe") == (
+        made.cache.name,
+        made.fetch.name,
+        made.dense.name,
+        made.row.name,
+    )
     assert (3, 1000, 512, 4, True, "projection") == (
         made.threads,
         made.ctx,
@@ -114,7 +120,7 @@ def test_what_was_resolved_is_json_and_complete():
     )
     expected += "fetch dense prefetch draft routing importance sinks sampling lossy experimental notices"
     assert set(expected.split()) == set(shown)
-    assert ("lru", "bmoe_plugins.caches.lru", "auto", made.budget.bytes) == tuple(
+    assert ("next-use", "bmoe_plugins.caches.next_use", "auto", made.budget.bytes) == tuple(
         shown["cache"][key] for key in ("name", "origin", "budget_requested", "budget_bytes")
     )
 
@@ -152,8 +158,14 @@ def test_builders_are_told_model_budget_and_files():
             "cache.policy=ghost.x",
             '--set: cache.policy = "ghost.x" is not a cache policy of bmoe, and no plugin "ghost" is',
         ),
-        ("cache.options.k=3", "--set: cache.options.k = 3 is not a key of [cache.options]; remove it"),
-        ('cache.options={"a b" = 1}', '--set: cache.options."a b" = 1 is not a key of [cache.options]; remove it'),
+        (
+            "cache.options.k=3",
+            "--set: cache.options.k = 3 is not a key of [cache.options]; choose one of half_life",
+        ),
+        (
+            'dense.options={"a b" = 1}',
+            '--set: dense.options."a b" = 1 is not a key of [dense.options]; remove it',
+        ),
     ],
 )
 def test_a_bad_name_or_option_is_one_line(override, expected):
@@ -305,7 +317,7 @@ def test_a_plugins_own_check_can_refuse_a_plan():
 
         @hookimpl
         def bmoe_check_plan(self, plan):
-            assert plan.cache.name == "lru"
+            assert plan.cache.name == "next-use"
             if isinstance(self.answer, Exception):
                 raise self.answer
             return self.answer
@@ -355,11 +367,43 @@ def test_a_context_longer_than_the_training_is_a_notice():
 def test_a_budget_that_cannot_be_used_is_refused_with_its_path_and_the_number_that_is_needed():
     need = math.ceil(CYCLE / MIB)
 
-    (line,) = refused("cache.budget_mb=3")
+    (line,) = refused("cache.budget_mb=3", "cache.policy=lru")
 
     expected = "--set: cache.budget_mb = 3 is below what one token uses (8 experts), so that lru would never hit; "
     assert line == f"{expected}give at least {need}, or 0 to turn the cache off"
-    assert need * MIB == plan(f"cache.budget_mb={need}").budget.bytes
+    assert need * MIB == plan(f"cache.budget_mb={need}", "cache.policy=lru").budget.bytes
+
+
+def test_a_cache_below_the_cycle_is_what_a_person_asks_for_and_never_what_auto_becomes():
+    assert 3 * MIB == plan("cache.budget_mb=3").budget.bytes
+    assert 2 * MIB == plan("cache.ceil_mb=2", "cache.policy=next-use").budget.bytes
+    assert 0 == plan("cache.ceil_mb=2").budget.bytes
+
+
+def test_auto_is_the_policy_that_replayed_best_for_this_model(tmp_path):
+    memory = tmp_path / "known.json"
+    why = "replayed at 3 MiB: decay reads 90.0 % of the bytes of lru"
+    assert remember_policy(memory, FACTS, Verdict("decay", why))
+
+    made = plan(remember=memory)
+    assert ("decay", why) == (made.cache.name, made.resolved()["cache"]["why"])
+    for other in (
+        plan(remember=memory, facts=replace(FACTS, name="another")),
+        plan("cache.options.half_life=4", remember=memory),
+        plan(),
+    ):
+        assert "next-use" == other.cache.name
+        assert "the default; bmoe replay TRACE --choose finds the best for a model" == other.cache_why
+    named = plan("cache.policy=lfu", remember=memory)
+    assert ("lfu", "as the profile says") == (named.cache.name, named.cache_why)
+
+
+@pytest.mark.parametrize("plugin", ["gone", "lru.x", 3, None])
+def test_what_is_remembered_and_not_there_changes_nothing(tmp_path, plugin):
+    memory = tmp_path / "known.json"
+    remember_policy(memory, FACTS, Verdict(plugin, "because"))
+
+    assert "next-use" == plan(remember=memory).cache.name
 
 
 def test_the_policy_itself_is_asked_whether_it_hits_below_the_cycle():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def fetch_memory() -> Path | None:
-    """The file that remembers which fetcher was the fastest on which drive; None where the user has no folder."""
+    """The file of :mod:`bmoe.verdicts`, fetchers by drive and policies by model; None where the user has no folder."""
     cache, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME", "")
     if os.path.isabs(cache):
         return Path(cache) / "bmoe" / "fetch.json"

@@ -12,9 +12,11 @@ from rich.console import Console
 
 from bmoe.bundled import find_model
 from bmoe.cli.arguments import Parser, UsageError, choose
-from bmoe.cli.output import emit, emit_json, emit_table
+from bmoe.cli.folders import fetch_memory
+from bmoe.cli.output import complain, emit, emit_json, emit_table
 from bmoe.contracts import ModelFacts
 from bmoe.errors import ProfileError
+from bmoe.problems import toml_value
 from bmoe.tables import parse_override
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(
             f"--cluster {parsed.cluster}: goes with a backend; add --backend {' or --backend '.join(CLUSTERS)}"
         )
+    if parsed.choose:
+        return _choose(parsed, budgets)
     contenders = _contenders(parsed.policy, parsed.enable)
     if parsed.plot is not None:
         check_chart(parsed.plot, overwrite=parsed.overwrite)
@@ -68,6 +72,39 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _choose(parsed: Any, budgets: Sequence[int]) -> int:
+    """Replay what "auto" may become, print it, and remember which was best."""
+    from bmoe.registry import AUTO
+    from bmoe.replay.choose import candidates, check_model, choose_policy
+    from bmoe.replay.read_lookups import read_lookups
+    from bmoe.replay.sweep import sweep
+    from bmoe.verdicts import remember_policy
+
+    if parsed.policy or parsed.enable:
+        raise UsageError("--choose: compares the policies that auto may become; leave --policy and --enable out")
+    if not parsed.model:
+        raise UsageError("--choose: needs --model MODEL, the model that was run, for which the choice holds")
+    model, memory = _facts(parsed.model, ()), fetch_memory()
+    with _waiting():
+        traces = [read_lookups(path, model) for path in dict.fromkeys(parsed.traces)]
+        for trace in traces:
+            check_model(trace, model)
+        contenders = candidates(AUTO["cache"], traces)
+        results = sweep(traces, contenders, budgets, model=model, jobs=parsed.jobs, seed=parsed.seed)
+    if parsed.json:
+        emit_json([as_json(result) for result in results], indent=2)
+    else:
+        _print(results, model)
+    verdict = choose_policy(results, AUTO["cache"][0], model)
+    if not remember_policy(memory, model, verdict):
+        where = f"{memory} cannot be written" if memory else "there is no folder for it; set XDG_CACHE_HOME"
+        complain(f"--choose: {verdict.name} would be best ({verdict.why}), and is not remembered: {where}")
+        return 1
+    chosen = toml_value(verdict.name)
+    complain(f'cache.policy = "auto" is {chosen} for {parsed.model} from now on: {verdict.why}')
+    return 0
+
+
 def _parser() -> Parser:
     parser = Parser(
         "bmoe replay",
@@ -83,6 +120,11 @@ def _parser() -> Parser:
         help="cache policies, each NAME or NAME:KEY=VALUE:…; also belady and optimum (lru)",
     )
     parser.add_argument("--budget-mb", metavar="N,…", required=True, help="sizes of the cache in MiB")
+    parser.add_argument(
+        "--choose",
+        action="store_true",
+        help="replay all policies of bmoe, and let cache.policy = auto be the best for --model",
+    )
     parser.add_argument("--enable", action="append", default=[], metavar="NAME", help="load this installed plugin too")
     parser.add_argument("--model", metavar="MODEL", help="take the sizes of experts from this model's header")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="seed of policies that draw (0)")

@@ -87,6 +87,7 @@ class Account:
         store = engine.stream.store if engine.stream is not None else None
         lookups, hits = decode.lookups or 0, decode.hits or 0
         losses = [cost.worst_loss for cost in (prefill_cost, decode) if cost.worst_loss is not None]
+        lane = engine.stream.lane if engine.stream is not None else None
         prefill_bytes, decode_bytes = (_all_bytes(cost) for cost in (prefill_cost, decode))
         return RunSummary(
             tokens=self.tokens,
@@ -125,6 +126,11 @@ class Account:
             lost_mass=decode.lost_mass,
             worst_lost_mass=max(losses, default=None),
             causes=diagnose(self._measured(store.budget_bytes if store is not None else 0)),
+            ahead_bytes=None if lane is None else decode.ahead_bytes or 0,
+            ahead_used_bytes=None if lane is None else decode.used_ahead_bytes or 0,
+            ahead_wasted_bytes=None if lane is None else decode.wasted_bytes or 0,
+            ahead_off_tokens=None if lane is None else decode.off or 0,
+            ahead_note=None if lane is None else lane.note,
         )
 
     def _suffered(self, process: ProcessSample) -> None:

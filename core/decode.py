@@ -17,8 +17,9 @@ class DecodeCost:
     """What decodes cost, as sums: seconds, look-ups and bytes. Streaming figures are None without streaming.
 
     ``read_bytes`` were read because they were needed, ``ahead_bytes`` because a prefetcher suggested them, of which
-    ``wasted_bytes`` were given up unused. Of routing policies: slots that they ``dropped`` or ``substituted``, and the
-    router mass ``lost`` over so many ``routings`` of tokens; ``worst_loss`` is the greatest of a token, not a sum.
+    ``wasted_bytes`` were given up unused and ``used_ahead_bytes`` used; in ``off`` decodes there were no guesses, since
+    they did not pay. Of routing policies: slots that they ``dropped`` or ``substituted``, and the router mass ``lost``
+    over so many ``routings`` of tokens; ``worst_loss`` is the greatest of a token, not a sum.
     """
 
     decodes: int = 0
@@ -33,6 +34,8 @@ class DecodeCost:
     rereads: int | None = None
     ahead_bytes: int | None = None
     wasted_bytes: int | None = None
+    used_ahead_bytes: int | None = None
+    off: int | None = None
     dropped: int | None = None
     substituted: int | None = None
     routings: int | None = None

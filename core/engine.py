@@ -368,7 +368,7 @@ def _snapshot(stream: Stream | None) -> tuple[Any, ...] | None:
     if stream is None:
         return None
     c, s = stream.counters, stream.store.counters
-    guessed = (0, 0) if stream.lane is None else (stream.lane.counters.read_bytes, stream.lane.counters.wasted_bytes)
+    guessed = (0, 0, 0, 0) if stream.lane is None else stream.lane.tally()
     reads = (c.wait_s, c.manage_s, s.lookups, s.hits, c.read_bytes, s.evictions, s.rereads, *guessed)
     k = stream.knobs.counters if stream.knobs is not None else None
     return reads if k is None else (*reads, k.dropped, k.substituted, k.routings, k.lost)

@@ -12,16 +12,10 @@ from dataclasses import dataclass
 
 from bmoe.contracts import ExpertKey, Fetcher, Prefetcher, Ticket
 from bmoe.errors import PluginError, ReadError
+from bmoe.governor import Governor
 from bmoe.guesses import GuessingStore
 from bmoe.native.evalhook import Seam
 from bmoe.sight import Sight
-
-_OUT = 16
-_MEMORY = 16
-_PROBE = 8
-"""A prefetcher that is always right may have ``_OUT`` guesses in flight, others as the square of the share of theirs
-that was used lately (the last ``_MEMORY`` or so): a wrong one costs more than a right one saves, since the device could
-have read what was needed. One that is hardly ever right is heard at every ``_PROBE``-th routing."""
 
 
 @dataclass(slots=True)
@@ -58,7 +52,8 @@ class Lane:
         self._bank_of = {base >> 16: index for index, base in enumerate(seam.key_base)}
         self._last = [len(bank.projections) - 1 for bank in seam.banks]
         self._guesses: dict[ExpertKey, Guess] = {}
-        self._right, self._asked = 0.5, 0
+        self.governor = Governor(max(bank.entry_bytes for bank in seam.banks))
+        self._told = (0.0, 0, 0)
         self._retain = getattr(prefetcher, "retain", None)
 
     def yield_to(self, bank: int, keys: Sequence[ExpertKey]) -> None:
@@ -72,7 +67,7 @@ class Lane:
                     with contextlib.suppress(ReadError):  # then it is read anew
                         self._fetcher.wait(guess.ticket, self._last[bank])
                 else:
-                    self._judge(guess, 0.0)
+                    self._judge(guess, right=False)
                     self._fetcher.cancel(guess.ticket)
                 self._end(key, guess)
 
@@ -80,7 +75,7 @@ class Lane:
         """The tickets of the guesses among ``keys``, which the store has staged: from now on they are waited for."""
         claimed = [guess for key in keys if (guess := self._guesses.pop(key, None)) is not None]
         for guess in claimed:
-            self._judge(guess, 1.0)
+            self._judge(guess, right=True)
             self.counters.claimed += 1
             self.counters.used_bytes += guess.ticket.nbytes
             if not guess.landed:
@@ -99,13 +94,13 @@ class Lane:
         """
         for key, guess in list(self._guesses.items()):
             if guess.bank == bank:
-                self._judge(guess, 0.0)
+                self._judge(guess, right=False)
                 guess.past = True
                 if not guess.landed:
                     self._fetcher.cancel(guess.ticket)
                     self._end(key, guess)
         self._land()
-        trusted = self._trusted()
+        trusted = self.governor.allowed()
         layer = self._seam.banks[bank].layer
         suggested = self._prefetcher.suggest(layer) if trusted else ()
         if self._retain is not None:
@@ -113,6 +108,26 @@ class Lane:
         for key in suggested:
             if not self._begin(key, bank, trusted):
                 break
+
+    @property
+    def note(self) -> str:
+        """Why nothing is read ahead now, in words; empty while it is."""
+        return getattr(self._prefetcher, "note", "") or self.governor.note
+
+    def tally(self) -> tuple[int, int, int, int]:
+        """Sums since open: bytes read ahead, wasted and used of them, and tokens for which it was switched off."""
+        counters = self.counters
+        return counters.read_bytes, counters.wasted_bytes, counters.used_bytes, self.governor.off_tokens
+
+    def begin(self, stall_s: float) -> None:
+        """Before a decode: the seconds that were spent so far waiting for reads and managing them."""
+        self._told = (stall_s, self.counters.read_bytes, self.counters.used_bytes)
+
+    def ended(self, stall_s: float) -> None:
+        """A decode of one token ended; the seconds as for :meth:`begin`. When it does not pay, guesses are given up."""
+        told, counters = self._told, self.counters
+        if self.governor.token(stall_s - told[0], counters.read_bytes - told[1], counters.used_bytes - told[2]):
+            self.clear()
 
     def clear(self) -> None:
         """Give up every guess; afterwards nothing of the lane is being read."""
@@ -125,16 +140,10 @@ class Lane:
                 all_of_it.callback(self._count, guess)
                 all_of_it.callback(self._fetcher.cancel, guess.ticket)
 
-    def _judge(self, guess: Guess, right: float) -> None:
+    def _judge(self, guess: Guess, *, right: bool) -> None:
         """Its layer was routed: it was used, or it was not. What is used later all the same had counted already."""
         if not guess.past:
-            self._right += (right - self._right) / _MEMORY
-
-    def _trusted(self) -> int:
-        """How many guesses may be in flight now."""
-        trusted = int(_OUT * self._right**2 + 0.5)
-        self._asked += 1
-        return trusted or int(self._asked % _PROBE == 0)
+            self.governor.judge(right)
 
     def _begin(self, key: ExpertKey, routed: int, trusted: int) -> bool:
         """Read one entry ahead, if that is of use; False if no more can be."""

@@ -103,7 +103,8 @@ class RunSummary:
     ``peak_rss_bytes`` since then; ``cache_resizes`` counts since then too; ``preloaded_bytes`` were read at open for
     the cache, by a heat file, and are in no other figure. ``causes`` are what made it slow, the costliest first; empty
     if nothing did, None if too little was seen. ``lost_mass`` is of decode, ``worst_lost_mass`` that of the token that
-    lost most, the prompt's included.
+    lost most, the prompt's included. The ``ahead`` fields are of what a prefetcher suggested, None without one:
+    ``ahead_off_tokens`` were decoded while it was switched off, ``ahead_note`` says why it is at the end.
     """
 
     tokens: int
@@ -142,3 +143,8 @@ class RunSummary:
     substituted: int | None = None
     lost_mass: float | None = None
     worst_lost_mass: float | None = None
+    ahead_bytes: int | None = None
+    ahead_used_bytes: int | None = None
+    ahead_wasted_bytes: int | None = None
+    ahead_off_tokens: int | None = None
+    ahead_note: str | None = None

@@ -11,7 +11,8 @@ from bmoe.contracts import ModelFacts
 from bmoe.errors import ModelError, ProfileError
 from bmoe.layout import read_model
 from bmoe.machine import read_machine
-from bmoe.plan import Plan, try_plan
+from bmoe.plan import Plan
+from bmoe.planner import try_plan
 from bmoe.plugins import gather_plugins
 from bmoe.problems import Problem
 from bmoe.profile import Profile, read_profile

@@ -139,8 +139,10 @@ class Stream:
         if wide != self._wide:
             self._wide = wide
             self.seam.attentive = wide or self._looks or self.knobs is not None or bool(self._watchers)
-        if wide and self.lane is not None:
-            self.lane.clear()  # layers are read whole
+        if self.lane is not None:
+            self.lane.begin(self.counters.wait_s + self.counters.manage_s)
+            if wide:
+                self.lane.clear()  # layers are read whole
         if self.knobs is not None:
             self.knobs.begin(batch)
         for watcher in self._watchers:
@@ -242,6 +244,8 @@ class Stream:
 
     def ended(self, complete: bool) -> None:
         """Tell those that watch that a decode is over, and whether what it computed is kept."""
+        if complete and self.lane is not None and self._batch.phase == "decode" and len(self._batch.positions) == 1:
+            self.lane.ended(self.counters.wait_s + self.counters.manage_s)
         for watcher in self._watchers:
             watcher.end(complete)
 

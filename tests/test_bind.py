@@ -24,7 +24,7 @@ from bmoe import (
 )
 from bmoe.bind import bind
 from bmoe.machine import Machine
-from bmoe.plan import make_plan
+from bmoe.planner import make_plan
 from bmoe.plugins import load_plugins
 from bmoe.profile import load_profile
 from bmoe.registry import load_registry

@@ -15,6 +15,7 @@ from bmoe.budget import MIB, size_budget
 from bmoe.contracts import ExpertKey, Facts, Options, ReadBatch, RoutingEvent
 from bmoe.engine import Engine
 from bmoe.errors import PluginError, ReadError
+from bmoe.governor import Governor
 from bmoe.native import memory
 from bmoe.resolve import resolve
 from bmoe.synth import SHAPES
@@ -72,6 +73,13 @@ class Below:
 
     def close(self) -> None:
         self._inner.close()
+
+
+class Patient(Governor):
+    """One that never compares and never switches off."""
+
+    def token(self, stall_s: float, read_bytes: int, used_bytes: int) -> bool:
+        return False
 
 
 @dataclass
@@ -141,7 +149,9 @@ def _opened(model: Path) -> Iterator[Callable[..., Opened]]:
         )
         assert plan.budget.room
         engines.append(Engine(plan))
-        return Opened(engines[-1], script, made[0])
+        found = Opened(engines[-1], script, made[0])
+        found.lane.governor = Patient(plan.facts.banks[0].entry_bytes)
+        return found
 
     yield opened
     for engine in engines:
@@ -220,14 +230,14 @@ def test_who_is_never_right_is_hardly_heard_and_who_is_right_again_is_trusted_ag
 
     for _ in range(4):
         one.run(n=12)
-    assert one.lane._right < 0.2
-    assert one.lane._trusted() <= 1
+    assert one.lane.governor._right < 0.2
+    assert one.lane.governor.allowed() <= 1
 
     for _ in range(8):
         one.script.seen.clear()
         one.script.suggesting = right
         one.run()
-    assert one.lane._right > 0.5
+    assert one.lane.governor._right > 0.5
 
 
 @pytest.mark.parametrize(

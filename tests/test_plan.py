@@ -16,7 +16,7 @@ from bmoe import BankFacts, ModelFacts, Options, ProjectionFacts, Provider, Shar
 from bmoe.budget import MIB, held_bytes
 from bmoe.errors import PluginError, ProfileError
 from bmoe.machine import Machine
-from bmoe.plan import make_plan
+from bmoe.planner import make_plan
 from bmoe.plugins import load_plugins
 from bmoe.profile import load_profile
 from bmoe.registry import load_registry

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from bmoe import Options, Provider
 from bmoe.machine import Machine
-from bmoe.plan import try_plan
+from bmoe.planner import try_plan
 from bmoe.plugins import load_plugins
 from bmoe.profile import load_profile, read_profile
 from bmoe.registry import load_registry

@@ -9,7 +9,7 @@ from bmoe.contracts import BankFacts, ModelFacts, ProjectionFacts, ShardFacts
 from bmoe.errors import ProfileError
 from bmoe.layout import read_model
 from bmoe.machine import Machine
-from bmoe.plan import make_plan
+from bmoe.planner import make_plan
 from bmoe.plugins import load_all, load_plugins
 from bmoe.profile import load_profile
 from bmoe.registry import load_registry

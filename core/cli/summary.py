@@ -21,6 +21,11 @@ def print_summary(summary: RunSummary, run: RunRecord, console: Console) -> None
         for part in parts:
             line.append(" · " if line else "", style="dim").append(part)
         console.print(line, soft_wrap=True)
+    if summary.ahead_note:
+        text = f"read-ahead is off: {summary.ahead_note}"
+        if summary.ahead_off_tokens:
+            text += f" (it was for {_count(summary.ahead_off_tokens, 'token')})"
+        console.print(Text(text, style="yellow"), soft_wrap=True)
     for cause in summary.causes or ():
         text = f"slow: {cause.name}, {100 * cause.share:.0f} % of the time: {cause.seen}; {cause.remedy}"
         console.print(Text(text, style="yellow"), soft_wrap=True)
@@ -55,6 +60,9 @@ def reads(summary: RunSummary) -> Iterator[str]:
         yield f"hit rate {100 * summary.hit_rate:.1f} %"
     if summary.io_wait_s is not None and summary.decode_s > 0:
         yield f"read wait {100 * summary.io_wait_s / summary.decode_s:.0f} %"
+    if summary.ahead_bytes:
+        share = 100 * (summary.ahead_used_bytes or 0) / summary.ahead_bytes
+        yield f"{summary.ahead_bytes / _MIB:.1f} MiB read ahead, {share:.0f} % of it used"
     yield "direct I/O" if summary.direct_io else "buffered I/O"
 
 

@@ -11,7 +11,8 @@ from bmoe.claims import claimed
 from bmoe.contracts import ModelFacts
 from bmoe.errors import ProfileError
 from bmoe.machine import Machine
-from bmoe.plan import Plan, try_plan
+from bmoe.plan import Plan
+from bmoe.planner import try_plan
 from bmoe.plugins import Catalog
 from bmoe.profile import load_profile
 

@@ -14,7 +14,7 @@ import pytest
 from bmoe.errors import BmoeError, NativeError
 from bmoe.machine import Machine
 from bmoe.native import memory, residency
-from bmoe.plan import make_plan
+from bmoe.planner import make_plan
 from bmoe.plugins import load_plugins
 from bmoe.profile import load_profile
 from bmoe.registry import load_registry

@@ -20,7 +20,6 @@ from bmoe.planner import make_plan
 from bmoe.plugins import load_plugins
 from bmoe.profile import load_profile
 from bmoe.registry import load_registry
-from bmoe.verdicts import Verdict, remember_policy
 
 PAGE = 4096
 MACHINE = Machine(3, PAGE, 512 * MIB, "Linux", "6", "x86_64", 65530)
@@ -374,52 +373,12 @@ def test_a_budget_that_cannot_be_used_is_refused_with_its_path_and_the_number_th
     assert need * MIB == plan(f"cache.budget_mb={need}", "cache.policy=lru").budget.bytes
 
 
-def test_a_cache_below_the_cycle_is_what_a_person_asks_for_and_never_what_auto_becomes():
-    assert 3 * MIB == plan("cache.budget_mb=3").budget.bytes
-    assert 2 * MIB == plan("cache.ceil_mb=2", "cache.policy=next-use").budget.bytes
-    assert 0 == plan("cache.ceil_mb=2").budget.bytes
-
-
-def test_auto_is_the_policy_that_replayed_best_for_this_model(tmp_path):
-    memory = tmp_path / "known.json"
-    why = "replayed at 3 MiB: decay reads 90.0 % of the bytes of lru"
-    assert remember_policy(memory, FACTS, Verdict("decay", why))
-
-    made = plan(remember=memory)
-    assert ("decay", why) == (made.cache.name, made.resolved()["cache"]["why"])
-    for other in (
-        plan(remember=memory, facts=replace(FACTS, name="another")),
-        plan("cache.options.half_life=4", remember=memory),
-        plan(),
-    ):
-        assert "next-use" == other.cache.name
-        assert "the default; bmoe replay TRACE --choose finds the best for a model" == other.cache_why
-    named = plan("cache.policy=lfu", remember=memory)
-    assert ("lfu", "as the profile says") == (named.cache.name, named.cache_why)
-
-
-@pytest.mark.parametrize("plugin", ["gone", "lru.x", 3, None])
-def test_what_is_remembered_and_not_there_changes_nothing(tmp_path, plugin):
-    memory = tmp_path / "known.json"
-    remember_policy(memory, FACTS, Verdict(plugin, "because"))
-
-    assert "next-use" == plan(remember=memory).cache.name
-
-
 def test_the_policy_itself_is_asked_whether_it_hits_below_the_cycle():
     tables = {"cache": {"policy": "mine", "budget_mb": 3}}
 
     assert 3 * MIB == plan(providers=[cache(below_cycle=True)], **tables).budget.bytes
     assert refused(providers=[cache(below_cycle=False)], **tables)
     assert 3 * MIB == plan(cache={"policy": "umbra.hotset", "budget_mb": 3}, plugins={"enable": ["umbra"]}).budget.bytes
-
-
-def test_what_became_of_an_automatic_budget_is_among_the_notices():
-    made = plan("cache.ceil_mb=2")
-
-    assert 0 == made.budget.bytes
-    assert made.notices[0].startswith('cache.budget_mb = "auto" became 0: 2 MiB (cache.ceil_mb = 2), one token uses ')
-    assert list(made.notices) == made.resolved()["notices"]
 
 
 def test_a_policy_that_cannot_even_be_built_is_a_problem_with_its_path():

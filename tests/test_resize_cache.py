@@ -18,7 +18,7 @@ from bmoe_plugins.caches.lru import Lru
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident pages are only told on Linux")
 
-PROFILE = {"model": {"threads": 1, "ctx": 256, "ubatch": 16}}
+PROFILE = {"model": {"threads": 1, "ctx": 256, "ubatch": 16}, "cache": {"policy": "lru"}}
 PROMPT = [(i * 37 + 11) % 512 for i in range(50)]
 MIB = 1 << 20
 

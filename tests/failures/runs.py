@@ -10,7 +10,7 @@ import pytest
 import bmoe
 from bmoe import BmoeError, Conversation
 
-PROFILE = {"model": {"threads": 1, "ctx": 256, "ubatch": 16}}
+PROFILE = {"model": {"threads": 1, "ctx": 256, "ubatch": 16}, "cache": {"policy": "lru"}}
 PROMPT = [5, 300, 301, 7, 280, 412, 33]
 LONG = [(i * 37 + 11) % 512 for i in range(50)]
 EVICTING = "cache.budget_mb=1.5"

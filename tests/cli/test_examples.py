@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from bmoe.cli import COMMANDS, main
+from bmoe.layout import read_model
+from bmoe.registry import load_registry
+from bmoe.replay.route_trace import DECODE, Routed, trace_of, write_trace
 from bmoe.synth import write_model
 from bmoe.trace import compute, io
 
@@ -67,6 +70,14 @@ def _folder(tmp_path_factory):
     shutil.copy(REFERENCE.parents[1] / "tests" / "replay" / "gptoss-excerpt.route.csv", folder / "demo.route.csv")
     for kind, columns in (("io", io.COLUMNS), ("compute", compute.COLUMNS)):
         (folder / f"demo.{kind}.csv").write_text(f"# {kind}_trace v1\n{','.join(columns)}\n")
+    facts = read_model(str(folder / "model.gguf"), {row.name: row for row in load_registry().archs})
+    routed = [
+        Routed(0, DECODE, step, bank.layer, slot, (step + slot) % bank.n_expert, float("nan"), 0, bank.entry_bytes)
+        for step in range(20)
+        for bank in facts.banks
+        for slot in range(bank.n_used)
+    ]
+    write_trace(folder / "mine.csv", trace_of(facts, routed))
     (folder / "prompt.txt").write_text("Once upon a time")
     (folder / "heldout.jsonl").write_text(json.dumps({"text": "a river"}) + "\n")
     (folder / "problems.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
@@ -89,6 +100,7 @@ def _shell(folder):
         paths = [str(folder / "site"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         env = {
             **os.environ,
+            "XDG_CACHE_HOME": str(folder / "cache"),
             "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         }

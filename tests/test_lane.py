@@ -69,7 +69,8 @@ class Below:
 
     def cancel(self, ticket: Any, /) -> None:
         self._inner.cancel(ticket)
-        self.ahead.pop(id(ticket), None)
+        if not self.failing:  # else it failed before: whether a guess was given up first is a matter of time
+            self.ahead.pop(id(ticket), None)
 
     def close(self) -> None:
         self._inner.close()

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 import bmoe
-from bmoe.native.evalhook import compiled_seam_missing
+from bmoe.native.compiled import compiled_seam_missing
 from bmoe.registry import load_registry
 from bmoe.testing.models import TinyModels
 

@@ -1,6 +1,6 @@
 """What `edgexpert-prefill` saves of a prompt's reads, and what it costs the text after it, on the reference model.
 
-    python scripts/measure_prompt_reuse.py [--prompts N] [--scorers NAME ...] [--budgets MIB ...]
+Example: .venv/bin/python scripts/measure_prompt_reuse.py --prompts 4 --scorers position idf
 
 Prompts of 400 tokens come from the held-out text, one after another. Each is read with the policy, and the 100 tokens
 that follow in the text are then decoded one by one, so that the perplexity is that of the continuation: scoring the

@@ -27,6 +27,8 @@ HELP = [[], ["profile"], ["profile", "check"], ["profile", "show"], ["profile", 
 HELP += [[name] for name in COMMANDS if name != "profile"]
 HELP += [["trace", name] for name in ("route", "io", "compute", "view")]
 
+LONG = {"bench", "doctor", "eval", "fit", "gates"}
+"""Commands that measure or test for a while."""
 MADE_UP = "acme_moe"
 """An architecture that stands for one of the reader's own; llama.cpp loads no model of it."""
 
@@ -56,7 +58,12 @@ def bmoe_sinks():
 def of_reference() -> list[str]:
     bodies = [body for page in sorted(REFERENCE.glob("*.md")) for body in FENCE.findall(page.read_text("utf-8"))]
     lines = [line.removeprefix("$ ") for body in bodies for line in body.splitlines()]
-    return [line for line in lines if line.startswith("bmoe ") and MADE_UP not in line]
+    return [marked(line) for line in lines if line.startswith("bmoe ") and MADE_UP not in line]
+
+
+def marked(line: str) -> object:
+    """A line of the reference, or the words of a command: slow if it takes its time."""
+    return pytest.param(line, marks=pytest.mark.slow if LONG & {*line.split()[1:2]} else (), id=line)
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -118,9 +125,9 @@ def made(line: str) -> list[str]:
     return re.findall(r"^bmoe synth (\S+)", line)
 
 
-@pytest.mark.parametrize("command", HELP, ids=lambda command: " ".join(command) or "bmoe")
+@pytest.mark.parametrize("command", [marked(" ".join(["bmoe", *command])) for command in HELP])
 def test_the_example_of_a_help_text_runs(shell, capsys, command):
-    main([*command, "--help"])
+    main([*command.split()[1:], "--help"])
     found = re.search(r"^example:\n  (bmoe .*)$", capsys.readouterr().out, re.MULTILINE)
     assert found is not None
 

@@ -31,9 +31,9 @@ def print_summary(summary: RunSummary, run: RunRecord, console: Console) -> None
         console.print(Text(text, style="yellow"), soft_wrap=True)
     if summary.lossy:
         mark = "lossy: the output may differ from that of the resident model"
-        if summary.lost_mass is not None and summary.worst_lost_mass is not None:
-            mark += f"; {100 * summary.lost_mass:.2f} % of the router's mass lost per token"
-            mark += f", {100 * summary.worst_lost_mass:.2f} % by the worst"
+        if summary.worst_lost_mass is not None:
+            mean = "" if summary.lost_mass is None else f"{100 * summary.lost_mass:.2f} % per token and "
+            mark += f"; of the router's mass {mean}{100 * summary.worst_lost_mass:.2f} % by the worst token was lost"
         console.print(Text(mark, style="bold magenta"), soft_wrap=True)
     for notice in run.notices:
         console.print(Text(f"notice: {notice}", style="yellow"), soft_wrap=True)

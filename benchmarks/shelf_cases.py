@@ -69,18 +69,18 @@ ROUTING = (
     _routing("k = 3", knob("top-k", k=3)),
     _routing("k = 2", knob("top-k", k=2)),
     _routing("k = 3, renormalise = false", knob("top-k", k=3, renormalise=False)),
-    *(_routing(f"share = {s}", knob("drop-cold", share=s)) for s in (0.3, 0.6, 0.8, 0.9, 1.0)),
+    *(_routing(f"share = {s}", knob("drop-cold", share=s)) for s in (0.3, 0.6, 0.9)),
     _routing("share = 0.6, renormalise = false", knob("drop-cold", share=0.6, renormalise=False)),
-    *(_routing(f"weight = {w}", knob("substitute", weight=w)) for w in (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5)),
+    *(_routing(f"weight = {w}", knob("substitute", weight=w)) for w in (0.06, 0.1, 0.2, 0.3, 0.5)),
     *(
         _routing(
             f'variant = "max-rank", ranks = {r}, keep = 2', knob("substitute", variant="max-rank", ranks=r, keep=2)
         )
-        for r in (6, 8, 12)
+        for r in (6, 8)
     ),
     *(
         _routing(f'variant = "cumulative", mass = {m}', knob("substitute", variant="cumulative", mass=m))
-        for m in (0.5, 0.7)
+        for m in (0.5,)
     ),
     _route_ahead(1),
     _route_ahead(2),
@@ -92,7 +92,7 @@ ROUTING = (
             budget=b,
             plugin="loss",
         )
-        for b in (0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
+        for b in (0.01, 0.02, 0.05, 0.1)
     ),
 )
 PROMPTS = (

@@ -59,7 +59,7 @@ class Sums:
 
 @dataclass(slots=True)
 class Resident:
-    """Rows of the resident model, float32 [n_tokens, n_vocab] per document."""
+    """Logits of the resident model, float32 [n_tokens, n_vocab] per document."""
 
     documents: list[list[int]]
     rows: list[NDArray[np.float32]] = field(default_factory=list)
@@ -74,7 +74,7 @@ def resident_rows(documents: Sequence[list[int]]) -> Resident:
             rows = []
             for token in ids[:-1]:
                 conversation.feed([token], "decode")
-                rows.append(log_softmax(conversation.logits()).astype(np.float32))
+                rows.append(conversation.logits())
             found.rows.append(np.array(rows))
     return found
 
@@ -98,7 +98,7 @@ def walk(conversation: Conversation, ids: Sequence[int], rows: NDArray[np.float3
                 sums.routings += cost.routings or 0
                 sums.worst = max(sums.worst, cost.worst_loss or 0.0)
         if at >= max(0, prompt - 1):
-            run, resident = log_softmax(conversation.logits()), rows[at].astype(np.float64)
+            run, resident = log_softmax(conversation.logits()), log_softmax(rows[at])
             sums.nll -= float(run[following])
             sums.resident_nll -= float(resident[following])
             sums.kl += divergence(resident, run)

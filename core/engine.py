@@ -217,7 +217,7 @@ class Engine:
                 raise NativeError(f"{self.facts.path}: {reason}")
             cost = _cost(len(tokens), took, cpu, before, _snapshot(stream))
             if stream is not None and stream.knobs is not None:
-                cost.worst_loss = stream.knobs.counters.worst
+                cost.worst_loss = stream.knobs.worst
             if self.warmth is not None:
                 self.warmth.ended(len(tokens))
             return cost

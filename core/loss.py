@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -23,13 +24,25 @@ class Turned(NamedTuple):
     dead: NDArray[np.bool_]
     mute: NDArray[np.bool_]
 
+    @property
+    def out(self) -> NDArray[np.bool_]:
+        """The slots that take no part."""
+        found: NDArray[np.bool_] = self.dead | self.mute
+        return found
+
+    def none(self) -> NDArray[np.bool_]:
+        """No slot."""
+        return np.zeros(self.dead.shape, bool)
+
+    def differs(self, own: NDArray[np.int32]) -> bool:
+        """Whether anything is other than the model's ``own`` choice."""
+        return bool((self.ids != own).any() or self.dead.any() or self.mute.any())
+
 
 class Ledger:
     """What the tokens of one decode have lost so far, float64 [n_tokens], and over how many routings."""
 
     def __init__(self, n_tokens: int) -> None:
-        import numpy as np
-
         self.spent = np.zeros(n_tokens)
         self.routings = np.zeros(n_tokens, dtype=np.int64)
 
@@ -43,11 +56,13 @@ class Ledger:
         self.spent[rows] += mass
         self.routings[rows] += 1
 
+    def keep(self, rows: Sequence[int] | slice) -> None:
+        """They lost nothing at a routing."""
+        self.routings[rows] += 1
+
     @property
     def means(self) -> NDArray[np.float64]:
         """The loss of each token: the mean over its routings; 0 before there is one."""
-        import numpy as np
-
         found: NDArray[np.float64] = self.spent / np.maximum(self.routings, 1)
         return found
 
@@ -57,10 +72,8 @@ def mass_lost(own: NDArray[np.float64], turned: Turned, probs: NDArray[np.float3
 
     ``own`` [n_tokens] is the probability of the model's own choice.
     """
-    import numpy as np
-
-    kept = np.take_along_axis(probs, turned.ids, 1).astype(np.float64)
-    kept[turned.dead | turned.mute] = 0
+    kept = probs[np.arange(len(own))[:, None], turned.ids].astype(np.float64)
+    kept[turned.out] = 0
     found: NDArray[np.float64] = np.clip(1 - kept.sum(axis=1) / own, 0, 1)
     return found
 
@@ -77,8 +90,6 @@ def draw(
     ``missing`` bool [n_expert]: a slot that needs one of these costs a read, shared by the tokens that need it. A
     change that saves no read is left.
     """
-    import numpy as np
-
     ids, dead, mute = own.copy(), np.zeros(own.shape, bool), np.zeros(own.shape, bool)
     users = np.bincount(own.ravel(), minlength=len(missing))
     changed = np.zeros(len(own), bool)

@@ -58,8 +58,9 @@ def test_what_claims_to_be_lossless_was_measured_to_be(prices):
     for key, case in prices["cases"].items():
         if case["kind"] in LOSSLESS:
             for found in case["budgets"].values():
-                assert found["perplexity_ratio"] == {"value": 1.0, "low": 1.0, "high": 1.0}, key
-                assert found["kl"]["value"] == 0.0, key
+                # rows of logits were kept in float32 when they were measured
+                assert found["perplexity_ratio"]["value"] == pytest.approx(1, abs=1e-6), key
+                assert found["kl"]["value"] == pytest.approx(0, abs=1e-6), key
 
 
 def test_a_loss_budget_was_held_by_every_token(prices):

@@ -187,7 +187,7 @@ class RoutingGates:
                     with engine.conversation() as one:
                         for prompt in prompts:
                             for _ in one.generate(prompt, 6):
-                                assert knobs.counters.worst <= budget + 1e-9
+                                assert knobs.worst <= budget + 1e-9
                     assert knobs.counters.lost <= budget * knobs.counters.routings + 1e-9
 
     def open(

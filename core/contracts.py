@@ -504,7 +504,8 @@ class Prefetcher(Protocol):
     """Suggests entries that will be needed; advisory, so that it can never change the output.
 
     Both calls come from the thread that decodes, in the time of a token: after every routing, once its own reads were
-    submitted, ``observe`` and then ``suggest``; while a long prompt is read layer by layer, ``observe`` alone.
+    submitted, ``observe`` and then ``suggest``; while a long prompt is read layer by layer, ``observe`` alone; neither
+    for tokens for which it is switched off, or compared with none, so that routings may be missing in between.
     Optional: ``retain(layer, /)``, asked after ``suggest``, names entries that should not be evicted for guesses;
     ``note`` says why it has given up, in words; ``close()`` ends what it started.
     """

@@ -207,7 +207,7 @@ class Engine:
                     self.seam.fail(error)
             stopped = self.seam.stopped
             if stream is not None:
-                stream.ended(code == 0 and not stopped)
+                stream.ended(code == 0 and not stopped, took)
             self.seam.finish()
             # a latch that is set between two groups leaves the graph early, and llama_decode still returns 0
             if code == 2 or (code == 0 and stopped):

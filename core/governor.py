@@ -1,7 +1,8 @@
 """How far a prefetcher is heard: how many of its guesses may be out, and whether it pays to read ahead at all.
 
 Trust follows the guesses one by one. Whether it pays is measured: a few tokens at a time nothing is suggested, and what
-tokens wait with and without is compared. One that loses is switched off, and tried again later and later.
+tokens take with and without is compared: the whole decode, since a prefetcher that saves waiting may cost the processor
+more than that. One that loses is switched off, and tried again later and later.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ class Governor:
         self._asked += 1
         return trusted or int(self._asked % _ASK == 0)
 
-    def token(self, stall_s: float, read_bytes: int, used_bytes: int) -> bool:
-        """One token was decoded: what it stalled, and what was read ahead and used during it. Whether it is off now.
+    def token(self, took_s: float, read_bytes: int, used_bytes: int) -> bool:
+        """One token was decoded: how long it took, and what was read ahead and used during it. Whether it is off now.
 
-        ``stall_s`` is all the time that the decode waited for reads and for their management.
+        ``took_s`` is the whole decode: waiting, managing, computing, and what the prefetcher itself needs.
         """
         self._tokens += 1
         if self.note:
@@ -77,7 +78,7 @@ class Governor:
         if read_bytes or used_bytes:
             self._bytes.append((read_bytes, used_bytes))
         if self._settled:
-            (self._without if self._probing else self._with).append(stall_s)
+            (self._without if self._probing else self._with).append(took_s)
         self._advance()
         reason = self._loses()
         if reason:
@@ -119,7 +120,7 @@ class Governor:
         if read and len(self._rounds) >= _ENOUGH and longer(self._rounds) > _SURE:
             ones, others = (median(chain.from_iterable(side)) for side in zip(*self._rounds, strict=True))
             if ones > _MORE * others:
-                return f"with and without it a token waited {1e3 * ones:.2f} and {1e3 * others:.2f} ms"
+                return f"with and without it a token took {1e3 * ones:.2f} and {1e3 * others:.2f} ms"
         return ""
 
     def _switch_off(self, reason: str) -> None:

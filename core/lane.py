@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bmoe.contracts import ExpertKey, Fetcher, Prefetcher, Ticket
+from bmoe.contracts import BatchContext, ExpertKey, Fetcher, Prefetcher, Ticket
 from bmoe.errors import PluginError, ReadError
 from bmoe.governor import Governor
 from bmoe.guesses import GuessingStore
@@ -53,7 +53,10 @@ class Lane:
         self._last = [len(bank.projections) - 1 for bank in seam.banks]
         self._guesses: dict[ExpertKey, Guess] = {}
         self.governor = Governor(max(bank.entry_bytes for bank in seam.banks))
-        self._told = (0.0, 0, 0)
+        self.listens = True
+        """Whether the prefetcher is shown the routings of this decode and asked. One that is switched off, or compared
+        with none, is not: its own work is a part of what it costs."""
+        self._told = (0, 0)
         self._retain = getattr(prefetcher, "retain", None)
 
     def yield_to(self, bank: int, keys: Sequence[ExpertKey]) -> None:
@@ -82,9 +85,11 @@ class Lane:
                 self.counters.read_bytes += guess.ticket.nbytes
         return [guess.ticket for guess in claimed]
 
-    def observe(self, sight: Sight) -> None:
-        """Show the routing that is being handled to the prefetcher."""
+    def attend(self, bank: int, sight: Sight, *, asked: bool) -> None:
+        """Show the routing that is being handled to the prefetcher, and :meth:`look` if it is to be asked."""
         self._prefetcher.observe(sight.event(self._prefetcher.wants))
+        if asked:
+            self.look(bank)
 
     def look(self, bank: int) -> None:
         """After the reads of a routing were submitted: note what has arrived, ask for guesses and begin them.
@@ -119,14 +124,23 @@ class Lane:
         counters = self.counters
         return counters.read_bytes, counters.wasted_bytes, counters.used_bytes, self.governor.off_tokens
 
-    def begin(self, stall_s: float) -> None:
-        """Before a decode: the seconds that were spent so far waiting for reads and managing them."""
-        self._told = (stall_s, self.counters.read_bytes, self.counters.used_bytes)
+    def begin(self, batch: BatchContext) -> None:
+        """Before a decode of these tokens."""
+        self._told = (self.counters.read_bytes, self.counters.used_bytes)
+        self.listens = self.governor.is_on or not _is_token(batch)
+        if not self.listens:
+            self._store.retain(())
+            for key, guess in list(self._guesses.items()):  # as :meth:`look` would see to it
+                if not guess.landed:
+                    self._fetcher.cancel(guess.ticket)
+                    self._end(key, guess)
 
-    def ended(self, stall_s: float) -> None:
-        """A decode of one token ended; the seconds as for :meth:`begin`. When it does not pay, guesses are given up."""
+    def ended(self, batch: BatchContext, took_s: float) -> None:
+        """A decode of these tokens ended. When it does not pay to read ahead, guesses are given up."""
         told, counters = self._told, self.counters
-        if self.governor.token(stall_s - told[0], counters.read_bytes - told[1], counters.used_bytes - told[2]):
+        if not _is_token(batch):
+            return
+        if self.governor.token(took_s, counters.read_bytes - told[0], counters.used_bytes - told[1]):
             self.clear()
 
     def clear(self) -> None:
@@ -203,3 +217,8 @@ class Lane:
             nbytes = self._fetcher.wait(guess.ticket, -1)
             self.counters.read_bytes += nbytes
             self.counters.wasted_bytes += nbytes
+
+
+def _is_token(batch: BatchContext) -> bool:
+    """Whether a decode is one of those by which the governor judges."""
+    return batch.phase == "decode" and len(batch.positions) == 1

@@ -135,14 +135,12 @@ class Stream:
     def begin(self, batch: BatchContext) -> None:
         """Before a decode of these tokens."""
         self._batch, self._sight = batch, None
-        wide = bool(self.weights) and any(len(batch.positions) >= least for least in self._wide_from)
-        if wide != self._wide:
-            self._wide = wide
-            self.seam.attentive = wide or self._looks or self.knobs is not None or bool(self._watchers)
+        self._wide = bool(self.weights) and any(len(batch.positions) >= least for least in self._wide_from)
         if self.lane is not None:
-            self.lane.begin(self.counters.wait_s + self.counters.manage_s)
-            if wide:
+            self.lane.begin(batch)
+            if self._wide:
                 self.lane.clear()  # layers are read whole
+        self.seam.attentive = self._wide or self._looks or self.knobs is not None or bool(self._watchers)
         if self.knobs is not None:
             self.knobs.begin(batch)
         for watcher in self._watchers:
@@ -151,7 +149,7 @@ class Stream:
     @property
     def _looks(self) -> bool:
         """Whether a plugin is to see every routing, hit or not."""
-        return self.lane is not None or self._observer is not None
+        return self._observer is not None or (self.lane is not None and self.lane.listens)
 
     def close(self) -> None:
         """Nothing is read any more."""
@@ -205,9 +203,8 @@ class Stream:
                 flight.guessed = self.lane.claim(keys)
                 for ticket in flight.guessed:
                     self.fetcher.wait(ticket, -1)  # whatever is awaited is no read-ahead any more
-                self.lane.observe(self.sight(bank))
-                if not self._wide:
-                    self.lane.look(bank)
+                if self.lane.listens:
+                    self.lane.attend(bank, self.sight(bank), asked=not self._wide)
             if flight.tickets or flight.guessed or self._next is not None:
                 self._proceed(0 if self.weights else flight.last)
             else:
@@ -242,10 +239,10 @@ class Stream:
         for keys in self.seam.drain():
             touched(keys)
 
-    def ended(self, complete: bool) -> None:
-        """Tell those that watch that a decode is over, and whether what it computed is kept."""
-        if complete and self.lane is not None and self._batch.phase == "decode" and len(self._batch.positions) == 1:
-            self.lane.ended(self.counters.wait_s + self.counters.manage_s)
+    def ended(self, complete: bool, took_s: float) -> None:
+        """Tell those that watch that a decode is over, how long it took, and whether what it computed is kept."""
+        if complete and self.lane is not None:
+            self.lane.ended(self._batch, took_s)
         for watcher in self._watchers:
             watcher.end(complete)
 

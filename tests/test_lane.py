@@ -79,7 +79,7 @@ class Below:
 class Patient(Governor):
     """One that never compares and never switches off."""
 
-    def token(self, stall_s: float, read_bytes: int, used_bytes: int) -> bool:
+    def token(self, took_s: float, read_bytes: int, used_bytes: int) -> bool:
         return False
 
 

@@ -507,7 +507,7 @@ class Prefetcher(Protocol):
     submitted, ``observe`` and then ``suggest``; while a long prompt is read layer by layer, ``observe`` alone; neither
     for tokens for which it is switched off, or compared with none, so that routings may be missing in between.
     Optional: ``retain(layer, /)``, asked after ``suggest``, names entries that should not be evicted for guesses;
-    ``note`` says why it has given up, in words; ``close()`` ends what it started.
+    ``note`` says, in words, why it has given up for good; ``close()`` ends what it started.
     """
 
     wants: frozenset[str]

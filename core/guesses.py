@@ -33,15 +33,15 @@ class GuessingStore(ExpertStore):
     ) -> None:
         super().__init__(banks, seam, policy, budget_bytes, max_mappings)
         self.guesses: dict[ExpertKey, None] = {}
-        self._room = room_bytes // memory.PAGE
+        self._room = self._aside = room_bytes // memory.PAGE
         self._taken = 0
         self._retained: frozenset[ExpertKey] = frozenset()
         self._share(0)
 
     @property
     def room_bytes(self) -> int:
-        """Bytes of the budget that are set aside for guesses."""
-        return self._room * memory.PAGE
+        """Bytes of the budget that are set aside for guesses, lent to the cache or not."""
+        return self._aside * memory.PAGE
 
     def knows(self, key: ExpertKey) -> bool:
         """Whether an entry is valid, staged or guessed: there is no use in guessing it. KeyError if there is none."""
@@ -93,10 +93,20 @@ class GuessingStore(ExpertStore):
         """Until the next call, give these up last: a policy is asked for others first. Their ranks stay as they are."""
         self._retained = frozenset(keys)
 
+    def lend(self, lent: bool) -> None:
+        """Whether the cache may use the room too, while nothing is guessed; there must be no guess.
+
+        The cache grows into it miss by miss. Taken back, it is freed when the next entry needs memory, guessed or not.
+        """
+        self._room = 0 if lent else self._aside
+        self._share(0)
+
     def resize(self, budget_bytes: int, room_bytes: int = 0) -> None:
-        """As :meth:`ExpertStore.resize`; there must be no guess."""
+        """As :meth:`ExpertStore.resize`; there must be no guess. A room that is lent stays so."""
         self.frames.keep_spares(0)
-        self._room = room_bytes // memory.PAGE
+        lent = self._room < self._aside
+        self._aside = room_bytes // memory.PAGE
+        self._room = 0 if lent else self._aside
         super().resize(budget_bytes)
         self._share(0)
 

@@ -117,7 +117,7 @@ class Lane:
     @property
     def note(self) -> str:
         """Why nothing is read ahead now, in words; empty while it is."""
-        return getattr(self._prefetcher, "note", "") or self.governor.note
+        return self._given_up or self.governor.note
 
     def tally(self) -> tuple[int, int, int, int]:
         """Sums since open: bytes read ahead, wasted and used of them, and tokens for which it was switched off."""
@@ -127,7 +127,7 @@ class Lane:
     def begin(self, batch: BatchContext) -> None:
         """Before a decode of these tokens."""
         self._told = (self.counters.read_bytes, self.counters.used_bytes)
-        self.listens = self.governor.is_on or not _is_token(batch)
+        self.listens = not self._given_up and (self.governor.is_on or not _is_token(batch))
         if not self.listens:
             self._store.retain(())
             for key, guess in list(self._guesses.items()):  # as :meth:`look` would see to it
@@ -136,12 +136,15 @@ class Lane:
                     self._end(key, guess)
 
     def ended(self, batch: BatchContext, took_s: float) -> None:
-        """A decode of these tokens ended. When it does not pay to read ahead, guesses are given up."""
+        """A decode of these tokens ended. While it does not pay to read ahead, the cache has the room for guesses."""
         told, counters = self._told, self.counters
         if not _is_token(batch):
             return
-        if self.governor.token(took_s, counters.read_bytes - told[0], counters.used_bytes - told[1]):
+        off = self.governor.token(took_s, counters.read_bytes - told[0], counters.used_bytes - told[1])
+        off = off or bool(self._given_up)
+        if off:
             self.clear()
+        self._store.lend(off)
 
     def clear(self) -> None:
         """Give up every guess; afterwards nothing of the lane is being read."""
@@ -153,6 +156,11 @@ class Lane:
             for guess in guesses.values():
                 all_of_it.callback(self._count, guess)
                 all_of_it.callback(self._fetcher.cancel, guess.ticket)
+
+    @property
+    def _given_up(self) -> str:
+        """Why the prefetcher suggests nothing any more, in words; empty while it may."""
+        return getattr(self._prefetcher, "note", "")
 
     def _judge(self, guess: Guess, *, right: bool) -> None:
         """Its layer was routed: it was used, or it was not. What is used later all the same had counted already."""

@@ -125,11 +125,12 @@ def _guessing(folder: Path) -> Iterator[object]:
 
 
 def play(world: Guessing, dice: random.Random, steps: int) -> None:
-    """Routings, guesses, guesses that are given up for others or for nothing, failures and resizes."""
+    """Routings, guesses, those given up for others or for nothing, a room that is lent, failures and resizes."""
+    lent = False
     for _ in range(steps):
         for bank, facts in enumerate(world.banks):
             kept = list(world.guessing.guesses)
-            for _ in range(dice.randint(0, 3)):
+            for _ in range(0 if lent else dice.randint(0, 3)):
                 other = dice.randrange(len(world.banks))
                 instead = dice.choice(kept) if kept and dice.random() < 0.3 else None
                 expert = dice.randrange(world.banks[other].n_expert)
@@ -148,8 +149,13 @@ def play(world: Guessing, dice: random.Random, steps: int) -> None:
         if dice.random() < 0.2:
             for key in list(world.guessing.guesses):
                 world.guessing.forgo(key)
-            world.settle(resized=max(PAGE, int(world.budget * dice.uniform(0.7, 1.3))))
-            world.check()
+            if dice.random() < 0.5:
+                lent = not lent
+                world.guessing.lend(lent)
+                world.check()
+            if dice.random() < 0.5:
+                world.settle(resized=max(PAGE, int(world.budget * dice.uniform(0.7, 1.3))))
+                world.check()
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
@@ -193,3 +199,32 @@ def test_guesses_that_nobody_uses_take_nothing_from_the_cache(guessing, name: st
             world.settle()
     assert read
     assert ahead.reference.hits >= 0.97 * plain.reference.hits
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_room_that_is_lent_makes_the_cache_what_it_is_without_one(guessing, name: str) -> None:
+    budget = int(whole(SHAPES[name]) * 0.6) // PAGE * PAGE
+    plain, ahead = guessing(SHAPES[name], budget, None), guessing(SHAPES[name], budget, budget // 3)
+    ahead.guessing.lend(True)
+    routings, held = random.Random(name), []
+
+    def route(worlds: Sequence[World], times: int) -> None:
+        for _ in range(times):
+            for bank, facts in enumerate(ahead.banks):
+                experts = routings.sample(range(facts.n_expert), min(facts.n_expert, 2))
+                for world in worlds:
+                    world.route(bank, experts)
+            for world in worlds:
+                world.settle()
+            ahead.check()
+            held.append(ahead.store.held_bytes)
+            assert held[-1] <= budget
+
+    route((plain, ahead), 20)
+    assert plain.reference == ahead.reference
+    grown = ahead.store.held_bytes
+
+    ahead.guessing.lend(False)
+    route((ahead,), 20)
+    assert ahead.store.frames.held * PAGE < max(held), "the next entries that need memory free the room"
+    assert ahead.store.frames.held * PAGE <= grown

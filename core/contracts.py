@@ -394,10 +394,10 @@ class CachePolicy(Protocol):
 
 @runtime_checkable
 class Remembering(Protocol):
-    """Optional side of caches: is told, before anything is touched, what earlier runs used."""
+    """Optional side of caches and prefetchers: is told, before anything is touched, what earlier runs used."""
 
     def remember(self, chances: Mapping[ExpertKey, float], /) -> None:
-        """How often a token used each entry, 0 to 1, of those that any did; the most used are admitted next."""
+        """How often a token used each entry, 0 to 1, of those that any did; the most used are read next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,7 +349,8 @@ class Engine:
             return None
         warmth = Warmth(path, self.facts, read_heat(path, self.facts))
         batch = self.plan.facts_for_build().fetch.batch
-        warmth.preload(store, self.hot.fetcher, self.hot.policy, batch, cancelled)
+        told = (self.hot.policy, self.hot.prefetcher)
+        warmth.preload(store, self.hot.fetcher, told, batch, cancelled)
         stack.callback(warmth.close)
         return warmth
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from bmoe.contracts import BatchContext, CachePolicy, ExpertKey, Fetcher, ModelFacts, Remembering
+from bmoe.contracts import BatchContext, ExpertKey, Fetcher, ModelFacts, Remembering
 from bmoe.errors import BmoeError, ReadError
 from bmoe.heat import Heat, add_heat
 from bmoe.log import get_logger
@@ -29,17 +29,18 @@ class Warmth:
         self._tokens, self._counting = 0, False
 
     def preload(
-        self, store: ExpertStore, fetcher: Fetcher, policy: CachePolicy, batch: int, cancelled: Callable[[], bool]
+        self, store: ExpertStore, fetcher: Fetcher, plugins: Sequence[object], batch: int, cancelled: Callable[[], bool]
     ) -> None:
-        """Tell the policy what was used, read the hottest entries, and count from now on.
+        """Tell those of ``plugins`` that want to know what was used, read the hottest entries, and count from now on.
 
         ``batch`` is the most reads that the fetcher takes at a time. A read that fails ends it: what a decode then
         needs of it fails that decode.
         """
         store.tell(self.touched)
         chances = self._heat.chances()
-        if isinstance(policy, Remembering) and chances:
-            policy.remember(chances)
+        for plugin in plugins if chances else ():
+            if isinstance(plugin, Remembering):
+                plugin.remember(chances)
         size = {bank.layer << 8 | bank.bank: bank.entry_bytes for bank in self._facts.banks}
         hottest = sorted(chances, key=lambda key: chances[key] / size[key >> 16], reverse=True)  # hits per byte
         try:

@@ -125,6 +125,7 @@ class Script:
     """Suggests the next layer's experts as they were when it ``knew`` them, all of them wrong if told so."""
 
     wants = frozenset({"topk"})
+    note = ""
 
     def __init__(self) -> None:
         self.suggesting: Callable[[int], Sequence[ExpertKey]] = lambda layer: ()
@@ -269,6 +270,56 @@ def test_a_prefetcher_that_shortens_the_wait_and_makes_the_token_longer_ends_wit
     assert summary.ahead_off_tokens >= 13
     assert not any(r.speculative_bytes for r in off)
     assert script.position < 3 + 50, "it is not even shown what is routed"
+
+
+class Off(Governor):
+    """One that has switched off for good."""
+
+    @property
+    def is_on(self) -> bool:
+        return False
+
+    def token(self, took_s: float, read_bytes: int, used_bytes: int) -> bool:
+        return True
+
+
+def test_while_it_is_off_the_cache_hits_as_without_a_prefetcher_and_then_gives_the_room_back(opened) -> None:
+    engine, script = opened
+    lane, store, entry_bytes = engine.stream.lane, engine.stream.store, engine.facts.banks[0].entry_bytes
+    lane.governor = Off(entry_bytes)
+    run(engine, 2)
+    _, summary = run(engine, 40)
+
+    assert store.budget_bytes >= store.held_bytes > store.budget_bytes - store.room_bytes
+    lane.governor = Patient(entry_bytes)
+    run(engine, 2)
+    script.suggesting = lambda layer: [expert_key((layer + 1) % 4, e) for e in range(48)]
+    for _ in range(3):
+        run(engine, 12)
+    assert store.guesses
+    assert store.held_bytes <= store.budget_bytes
+
+    plan = replace(engine.plan, prefetch=None, budget=replace(engine.plan.budget, room=0))
+    with Engine(plan) as other:
+        run(other, 2)
+        _, plain = run(other, 40)
+        assert (summary.lookups, summary.hits) == (plain.lookups, plain.hits)
+        assert 0 < plain.hits < plain.lookups
+
+
+def test_a_prefetcher_that_has_given_up_is_left_alone_and_leaves_its_room_to_the_cache(opened) -> None:
+    engine, script = opened
+    run(engine, 2)
+    script.note = "the graph does not show it"
+    run(engine, 2)
+    script.seen.clear()
+
+    _, summary = run(engine, 40)
+
+    store = engine.stream.store
+    assert not script.seen
+    assert summary.ahead_note == script.note
+    assert store.budget_bytes >= store.held_bytes > store.budget_bytes - store.room_bytes
 
 
 def test_without_a_prefetcher_there_is_nothing_to_say(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ class Script:
     suggesting: Callable[[int], Sequence[Any]] = lambda layer: ()
     seen: list[tuple[int, list[list[int]]]] = field(default_factory=list)
     wants: frozenset[str] = frozenset({"topk"})
-    note: str = ""
 
     def observe(self, event: RoutingEvent, /) -> None:
         self.seen.append((event.layer, event.ids.tolist()))
@@ -82,17 +81,6 @@ class Patient(Governor):
 
     def token(self, took_s: float, read_bytes: int, used_bytes: int) -> bool:
         return False
-
-
-class Off(Governor):
-    """One that has switched off for good."""
-
-    @property
-    def is_on(self) -> bool:
-        return False
-
-    def token(self, took_s: float, read_bytes: int, used_bytes: int) -> bool:
-        return True
 
 
 @dataclass
@@ -398,48 +386,3 @@ def _batch(count: int) -> Any:
     from bmoe.contracts import BatchContext
 
     return BatchContext("prefill", tuple(range(count)))
-
-
-def test_while_it_is_off_the_cache_hits_as_without_a_prefetcher_and_then_gives_the_room_back(opened) -> None:
-    one = opened(0.3)
-    lane, patient = one.lane, one.lane.governor
-    for bank in one.engine.facts.banks:
-        assert one.store.room_bytes >= bank.entry_bytes
-    lane.governor = Off(one.engine.facts.banks[0].entry_bytes)
-    one.run(n=2)
-    before = one.counted()[:2]
-    one.run(LONG[:7], 32)
-    lookups, hits = (now - then for now, then in zip(one.counted(), before, strict=False))
-    assert one.store.held_bytes <= one.store.budget_bytes
-
-    one.run(LONG[:9], 2)
-    assert one.store.frames.held * memory.PAGE > one.store.budget_bytes - one.store.room_bytes
-    lane.governor = patient
-    one.script.suggesting = lambda layer: [expert_key((layer + 1) % 4, e) for e in range(40, 48)]
-    for _ in range(3):
-        one.run(LONG[:9], 12)
-    assert one.store.guesses
-    assert one.store.held_bytes <= one.store.budget_bytes
-
-    plan = replace(one.engine.plan, prefetch=None, budget=replace(one.engine.plan.budget, room=0))
-    with Engine(plan) as engine:
-        other = Opened(engine, one.script, one.below)
-        other.run(n=2)
-        before = other.counted()[:2]
-        other.run(LONG[:7], 32)
-        assert (lookups, hits) == tuple(now - then for now, then in zip(other.counted(), before, strict=False))
-    assert hits
-
-
-def test_a_prefetcher_that_has_given_up_leaves_its_room_to_the_cache(opened) -> None:
-    one = opened(0.3)
-    one.run()
-    one.script.note = "the graph does not show it"
-    one.run(n=2)
-    shown = len(one.script.seen)
-
-    one.run(LONG[:7], 32)
-
-    assert len(one.script.seen) == shown, "it is not shown anything any more"
-    assert one.store.frames.held * memory.PAGE > one.store.budget_bytes - one.store.room_bytes
-    assert one.store.held_bytes <= one.store.budget_bytes

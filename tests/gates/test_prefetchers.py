@@ -38,3 +38,12 @@ class TestEdgeMoE(PrefetchGates):
 class TestEdgeMoEExact(PrefetchGates):
     plugin, provider = "bmoe", "edgemoe"
     options = {"order": "exact", "reads": 3}
+
+
+class TestHot(PrefetchGates):
+    plugin, provider = "bmoe", "hot"
+
+
+class TestHotFar(PrefetchGates):
+    plugin, provider = "bmoe", "hot"
+    options = {"half_life": 2.5, "least": 0.0, "depth": 8}

@@ -64,7 +64,7 @@ def _prompt(label: str, each: Mapping[str, Any]) -> Case:
 
 SCORERS = ("uniform", "position", "idf")
 CACHES = tuple(map(_cache, ("lru", "lfu", "sieve", "s3fifo", "arc", "decay", "edgemoe", "next-use", "router-ema")))
-PREFETCHERS = (_ahead("temporal"), _ahead("stale-gate"), _ahead("edgemoe"))
+PREFETCHERS = (_ahead("temporal"), _ahead("stale-gate"), _ahead("edgemoe"), _ahead("hot"))
 ROUTING = (
     _routing("k = 3", knob("top-k", k=3)),
     _routing("k = 2", knob("top-k", k=2)),

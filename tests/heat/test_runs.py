@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
@@ -159,17 +160,17 @@ def test_without_a_stream_it_is_refused_and_without_a_cache_it_is_said(model, tm
     assert not (tmp_path / "h.json").exists()
 
 
-def test_a_file_that_cannot_be_kept_costs_a_line_of_the_log(model, half, tmp_path, capsys):
+def test_a_file_that_cannot_be_kept_costs_a_line_of_the_log(model, half, tmp_path):
     folder = tmp_path / "gone"
     folder.mkdir()
-    with bmoe.open(PROFILE, model, [half, f'cache.heat="{folder}/h.json"']) as engine:
+    with capture_logs() as logs, bmoe.open(PROFILE, model, [half, f'cache.heat="{folder}/h.json"']) as engine:
         with engine.conversation() as conversation:
             list(conversation.generate(PROMPT, 4))
         folder.rmdir()
-    assert "use counts are not kept" in capsys.readouterr().err
+    assert ["use counts are not kept"] == [line["event"] for line in logs if line["log_level"] == "warning"]
 
 
-def test_a_read_that_fails_while_it_warms_ends_the_warming_alone(model, half, tmp_path, monkeypatch, capsys):
+def test_a_read_that_fails_while_it_warms_ends_the_warming_alone(model, half, tmp_path, monkeypatch):
     heat = f'cache.heat="{tmp_path}/h.json"'
     plain, _ = run(model, half, heat)
     real = bmoe.engine.bind
@@ -195,11 +196,13 @@ def test_a_read_that_fails_while_it_warms_ends_the_warming_alone(model, half, tm
         return replace(bound, fetcher=Failing(bound.fetcher))
 
     monkeypatch.setattr(bmoe.engine, "bind", failing)
-    summary, _ = run(model, half, heat)
+    with capture_logs() as logs:
+        summary, _ = run(model, half, heat)
 
     assert plain.logits_sha256 == summary.logits_sha256
     assert summary.preloaded_bytes > 0
-    assert "not everything could be read that earlier runs used" in capsys.readouterr().err
+    told = [line["event"] for line in logs if line["log_level"] == "warning"]
+    assert ["not everything could be read that earlier runs used"] == told
 
 
 def test_with_room_for_guesses_it_stays_out_of_it(model, half, tmp_path):

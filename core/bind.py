@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from bmoe.choices import Choice
+from bmoe.choices import Choice, chosen_at, of_option
 from bmoe.contracts import (
     CachePolicy,
     DensePlacement,
@@ -24,7 +24,7 @@ from bmoe.contracts import (
 )
 from bmoe.errors import ModelError, NativeError, PluginError
 from bmoe.plan import Plan
-from bmoe.problems import cause, one_line, toml_value
+from bmoe.problems import cause
 
 _MEMBERS = {
     "cache": ("below_cycle", "touch", "admit", "victim", "forget"),
@@ -146,13 +146,13 @@ def _close(item: Any) -> None:
 
 
 def _build(plan: Plan, choice: Choice, facts: Facts) -> Any:
-    said = chosen_at(plan, choice)
+    said = chosen_at(plan.profile, choice)
     try:
         item = choice.provider.build(choice.options, facts)
     except (ModelError, NativeError):
         raise
     except PluginError as exc:
-        raise PluginError(of_option(plan, choice, exc) or _cannot(said, exc)) from exc
+        raise PluginError(of_option(plan.profile, choice, exc) or _cannot(said, exc)) from exc
     except Exception as exc:
         raise PluginError(_cannot(said, exc)) from exc
     members = _MEMBERS[choice.kind]
@@ -162,20 +162,6 @@ def _build(plan: Plan, choice: Choice, facts: Facts) -> Any:
     if missing:
         raise PluginError(f"{said} builds {type(item).__name__}, which lacks {', '.join(missing)}; correct the plugin")
     return item
-
-
-def chosen_at(plan: Plan, choice: Choice) -> str:
-    """``FILE: a.b.c = "NAME"``: the start of a message about a chosen plugin."""
-    return f"{plan.profile.where(choice.path)} = {toml_value(choice.name)}"
-
-
-def of_option(plan: Plan, choice: Choice, exc: PluginError) -> str:
-    """The message of an error that starts with "options.KEY", with the place of that option; "" of any other."""
-    option, blank, rest = str(exc).partition(" ")
-    if not option.startswith("options."):
-        return ""
-    place = f"{choice.options_path}.{option.removeprefix('options.')}"
-    return f"{plan.profile.where(place)}{blank}{one_line(rest)}"
 
 
 def _cannot(said: str, exc: Exception) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bmoe.contracts import Options, Provider
+from bmoe.errors import PluginError
 from bmoe.plugins import Catalog, installed_plugins
 from bmoe.problems import Problem, cause, dotted, explain, one_line, suggest, toml_value
 from bmoe.profile import Profile
@@ -228,3 +229,17 @@ def conflicts(
                     other = f"{path} = {toml_value(label.partition(':')[2])}" if path != "model.path" else label
                     problems.append(Problem(at, f"{said} cannot run with {other}; change one of them"))
     return problems
+
+
+def chosen_at(profile: Profile, choice: Choice) -> str:
+    """``FILE: a.b.c = "NAME"``: the start of a message about a chosen plugin."""
+    return f"{profile.where(choice.path)} = {toml_value(choice.name)}"
+
+
+def of_option(profile: Profile, choice: Choice, exc: PluginError) -> str:
+    """The message of an error that starts with "options.KEY", with the place of that option; "" of any other."""
+    option, blank, rest = str(exc).partition(" ")
+    if not option.startswith("options."):
+        return ""
+    place = f"{choice.options_path}.{option.removeprefix('options.')}"
+    return f"{profile.where(place)}{blank}{one_line(rest)}"

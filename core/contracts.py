@@ -407,7 +407,8 @@ class RoutingEvent:
     ``ids`` is int32 [n_tokens, n_used] in router-rank order. The others, float32, are present if wanted and if the
     graph has them: ``probs`` [n_tokens, n_expert] what the router gave to every expert, summing to 1 where it is a
     softmax; ``scores`` of the same shape what the experts were ranked by, with -inf for those of groups that were ruled
-    out; ``activation`` [n_tokens, n_embd] the router's input. ``wants`` names them; ``topk`` is the ids.
+    out; ``activation`` [n_tokens, n_embd] the router's input. ``wants`` names them; ``topk`` is the ids. ``own`` is the
+    model's own choice, of the shape of ``ids``, where a routing policy changed it, else None.
     """
 
     layer: int
@@ -417,6 +418,7 @@ class RoutingEvent:
     probs: NDArray[np.float32] | None = None
     scores: NDArray[np.float32] | None = None
     activation: NDArray[np.float32] | None = None
+    own: NDArray[np.int32] | None = None
 
 
 @runtime_checkable

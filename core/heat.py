@@ -62,6 +62,8 @@ class Heat:
 
 def read_heat(path: str, facts: ModelFacts) -> Heat:
     """What the file ``path`` says of the model; nothing counted if there is none yet. Raises :class:`HeatError`."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise HeatError(f"{path}: is not a file; give another")
     try:
         with open(path, "rb") as file:
             data = file.read(_MOST_BYTES + 1)

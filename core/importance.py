@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bmoe.bind import chosen_at, of_option
+from bmoe.choices import chosen_at, of_option
 from bmoe.contracts import Importance
 from bmoe.errors import PluginError
 from bmoe.plan import Plan
@@ -42,12 +42,12 @@ def scored(scorer: Importance, plan: Plan, prompt: Sequence[int], pieces: Sequen
     """
     choice = plan.importance
     assert choice is not None
-    said = chosen_at(plan, choice)
+    said = chosen_at(plan.profile, choice)
     text, spans = laid_out(pieces)
     try:
         scores = [float(score) for score in scorer.score(prompt, text, spans)]
     except PluginError as exc:
-        raise PluginError(of_option(plan, choice, exc) or f"{said}: {one_line(exc)}") from exc
+        raise PluginError(of_option(plan.profile, choice, exc) or f"{said}: {one_line(exc)}") from exc
     except Exception as exc:
         raise PluginError(f"{said} cannot score this prompt; choose another, or correct it ({cause(exc)})") from exc
     if len(scores) != len(prompt):

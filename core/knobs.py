@@ -115,6 +115,7 @@ class Knobs:
         if moved.any():
             turned = _in_order(turned, moved.any(axis=1), routing.scores)
         final = _padded(turned)
+        sight.own = own
         self._write(bank, sight, turned, final, routing.probs)
         return [self._seam.key_base[bank] + e for e in _last_use(final)]
 

@@ -103,7 +103,8 @@ def draw(
             columns = (column[token].tolist() for column in proposal)
             for slot, (new, gone, silent) in enumerate(zip(*columns, strict=True)):
                 old, out = row[slot], gone or silent
-                if not missing[old] or (new == old and not out) or (not out and missing[new]):
+                # what other tokens of the batch need is read anyway
+                if not missing[old] or (new == old and not out) or (not out and missing[new] and not users[new]):
                     continue
                 lost = max(0.0, (p[old] - (0.0 if out else p[new])) / whole)
                 offers.append((lost * users[old], lost, slot, new, gone, silent))

@@ -16,7 +16,7 @@ from bmoe.budget import (
     size_budget,
     widest_ubatch,
 )
-from bmoe.choices import Choice, Chooser
+from bmoe.choices import Choice, Chooser, chosen_at, of_option
 from bmoe.claims import build_facts, claimed, kv_bytes
 from bmoe.contracts import Facts, Fetcher, ModelFacts
 from bmoe.copies import find_copies
@@ -27,7 +27,7 @@ from bmoe.machine import Machine
 from bmoe.plan import Plan
 from bmoe.plugins import Catalog
 from bmoe.probe import probe
-from bmoe.problems import Problem, cause, suggest, toml_value
+from bmoe.problems import Problem, cause, one_line, suggest, toml_value
 from bmoe.profile import Profile
 from bmoe.undriven import demands, not_yet
 from bmoe.verdicts import best_policy
@@ -57,6 +57,8 @@ def try_plan(
     """
     planner = _Planner(profile, catalog, machine, remember)
     plan, problems = planner.plan(facts), planner.problems
+    if plan is not None and plan.streaming:
+        planner.try_policies(plan)
     if plan is not None and not profile.refused:
         try:
             problems += [Problem((), f"{profile.source}: {reason}") for reason in catalog.check_plan(plan)]
@@ -138,6 +140,19 @@ class _Planner(Chooser):
             fetch_why=self._why,
             cache_why=self._cache_why,
         )
+
+    def try_policies(self, plan: Plan) -> None:
+        """Build every routing policy once: what a model does not allow is said with all the rest."""
+        facts = plan.facts_for_build()
+        for choice in plan.routing:
+            try:
+                choice.provider.build(choice.options, facts)
+            except PluginError as exc:
+                line = of_option(self.profile, choice, exc)
+                path = tuple(choice.path.split("."))
+                self.problems.append(Problem(path, line or f"{chosen_at(self.profile, choice)}: {one_line(exc)}"))
+            except Exception:  # noqa: BLE001, S112 - said when it is built to be used
+                continue
 
     def prefer(self, kind: str, names: list[str]) -> str:
         """Of several fetchers, the one that reads these files fastest; of policies, the one that replayed best."""

@@ -25,13 +25,15 @@ OFFERED = frozenset({"topk", "probs", "scores", "activation"})
 class Sight:
     """One routing of ``facts``' bank: views of llama.cpp's memory, valid until the handler of that routing returns.
 
-    ``batch`` describes the rows of the arrays, ``rows`` are their places in the whole batch: of the last layer,
-    llama.cpp computes those only whose logits were asked for.
+    ``own`` is the model's own choice where a routing policy changed it. ``batch`` describes the rows of the arrays,
+    ``rows`` are their places in the whole batch: of the last layer, llama.cpp computes those only whose logits were
+    asked for.
     """
 
     def __init__(self, facts: BankFacts, nodes: RouterNodes, choice: int, batch: BatchContext) -> None:
         self.facts, self._nodes, self._choice = facts, nodes, choice
         self.ids: NDArray[np.int32] = tensor.matrix_i32(choice)
+        self.own: NDArray[np.int32] | None = None
         self.rows = rows_of(batch, len(self.ids))
         self.batch = of_rows(batch, self.rows)
 
@@ -72,6 +74,7 @@ class Sight:
             self.probs if "probs" in wants else None,
             self.scores if "scores" in wants else None,
             self.activation if "activation" in wants else None,
+            self.own,
         )
 
 

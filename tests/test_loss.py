@@ -67,7 +67,9 @@ def test_only_what_saves_a_read_is_taken(seed):
     changed = (turned.ids != own) | turned.dead | turned.mute
     assert missing[own[changed]].all(), "an expert was given up that is in memory"
     moved = (turned.ids != own) & ~turned.dead & ~turned.mute
-    assert not missing[turned.ids[moved]].any(), "an expert was taken that has to be read"
+    costs = missing.copy()
+    costs[own.ravel()] = False  # read in any case
+    assert not costs[turned.ids[moved]].any(), "an expert was taken that has to be read for it"
 
 
 def test_the_cheapest_goes_first_and_the_rest_stays():
@@ -101,6 +103,17 @@ def test_what_a_batch_needs_anyway_is_worth_less():
     turned = draw(own, [all_but_best], probs, np.ones(4, bool), np.array([0.3, 0.3]))
 
     assert [False, False, True] == turned.dead[0].tolist()
+
+
+def test_what_another_token_needs_costs_no_read():
+    """A shortlist for a batch: the expert that takes the slot has to be read, but for the other token in any case."""
+    probs = np.array([[0.6, 0.25, 0.15, 0.0], [0.0, 0.0, 0.6, 0.4]], np.float32)
+    own = np.array([[0, 1], [2, 3]], np.int32)
+    listed = Turned(np.array([[0, 2], [2, 3]], np.int32), np.zeros((2, 2), bool), np.zeros((2, 2), bool))
+
+    turned = draw(own, [listed], probs, np.ones(4, bool), np.array([1.0, 1.0]))
+
+    assert [[0, 2], [2, 3]] == turned.ids.tolist()
 
 
 def test_a_ledger_lets_a_token_spend_what_it_saved():

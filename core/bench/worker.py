@@ -106,7 +106,7 @@ def measure(
     for index in range(count):
         choices.append(_greedy(engine, conversation))
         tokens.append(choices[-1] if given is None else given[index])
-        costs.append(conversation.feed(tokens[-1:]))
+        costs.append(conversation.feed(tokens[-1:], "decode"))
         faults.append(engine.process.sample().majflt)
         engine.relieve()
         if time.monotonic() - said > ALIVE_S:

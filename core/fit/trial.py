@@ -31,7 +31,7 @@ def run(profile: str, model: str, overrides: Sequence[str], tokens: int, remembe
         with engine.conversation() as conversation:
             conversation.feed(text[:room])
             for token in text[room:]:
-                total.add(conversation.feed([token]))
+                total.add(conversation.feed([token], "decode"))
                 engine.relieve()
     return total
 

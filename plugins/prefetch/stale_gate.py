@@ -118,7 +118,7 @@ class StaleGate:
 
     def _check(self, event: RoutingEvent, x: NDArray[np.float32]) -> None:
         """Whether this layer's own router, with its own input, chooses what the model chose."""
-        chosen = set(event.ids[-1].tolist())
+        chosen = set((event.ids if event.own is None else event.own)[-1].tolist())
         self._checked += len(chosen)
         self._agreed += len(chosen & set(self._routers[event.layer].rank(x)[: len(chosen)].tolist()))
         if self._checked >= _ENOUGH and self._agreed < _AGREE * self._checked:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from bmoe.plan import Plan
+
 _CHECKED, _AGREE = 48, 0.9
 """So many of the model's choices are compared with the ranking before it is relied on, and this share has to agree."""
 
@@ -29,7 +31,7 @@ _CHECKED, _AGREE = 48, 0.9
 class RouteAheadOptions(Options):
     """How far ahead."""
 
-    depth: int = Field(default=1, ge=0, le=8, description="layers from the input to the router; 0 is neutral")
+    depth: int = Field(default=2, ge=0, le=8, description="layers to look ahead, as in stale-gate; 0 is neutral")
 
 
 class RouteAhead:
@@ -57,7 +59,7 @@ class RouteAhead:
         x = self._inputs[routing.layer] = routing.activation[0].copy()
         own, router = routing.ids[0].tolist(), self._routers[routing.layer]
         if self._checked < _CHECKED:
-            self._check(own, router.rank(x)[: len(own)].tolist())
+            self._check(routing.ranking[0, : len(own)].tolist(), router.rank(x)[: len(own)].tolist())
         earlier = self._layers[at - self._depth] if at >= self._depth else None
         seen = self._inputs.get(earlier) if earlier is not None else None
         if seen is not None and earlier is not None:
@@ -78,6 +80,22 @@ def _build(options: RouteAheadOptions, facts: Facts, /) -> RoutingPolicy:
 
 
 @hookimpl
+def bmoe_check_plan(plan: Plan) -> list[str]:
+    """It reads ahead by the same layers as it routes, or for nothing."""
+    depths = [c.options.depth for c in plan.routing if isinstance(c.options, RouteAheadOptions) and c.options.depth]
+    layers, found = len({bank.layer for bank in plan.facts.banks}), list[str]()
+    reads = getattr(plan.prefetch.options, "depth", None) if plan.prefetch is not None else None
+    if len(depths) > 1:
+        found.append("route-ahead is there twice; leave one of them out")
+    for depth in depths[:1]:
+        if depth >= layers:
+            found.append(f"route-ahead looks {depth} layers ahead of {layers}; give at most {layers - 1}")
+        elif reads is not None and reads != depth:
+            found.append(f"route-ahead has depth = {depth} and prefetch.options.depth = {reads}; make them the same")
+    return found
+
+
+@hookimpl
 def bmoe_routing() -> list[Provider[RoutingPolicy]]:
     """Return the knob that routes by an earlier layer's input."""
     return [
@@ -88,7 +106,7 @@ def bmoe_routing() -> list[Provider[RoutingPolicy]]:
             lossy=True,
             needs=("prefetch:stale-gate",),
             neutral=lambda model: {"depth": 0},
-            trials=({"depth": 1}, {"depth": 2}),
+            trials=({"depth": 2},),
             summary="experts are chosen by the input of an earlier layer",
         )
     ]

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bmoe import Provider, hookimpl
 from bmoe.contracts import Facts, Options, Routing, RoutingPolicy
@@ -34,6 +34,16 @@ class SubstituteOptions(Options):
     )
     keep: int = Field(default=1, ge=1, description="best experts of a token that always stay")
     scope: Scope = Field(default="decode", description="where it acts: decode, prefill or both")
+
+    @model_validator(mode="after")
+    def _of_this_variant(self) -> SubstituteOptions:
+        for name, variant in _VARIANT_OF.items():
+            if name in self.model_fields_set and variant != self.variant:
+                raise ValueError(f'{name} is of variant = "{variant}", and this is "{self.variant}"; leave it out')
+        return self
+
+
+_VARIANT_OF = {"weight": "prior", "ranks": "max-rank", "mass": "cumulative"}
 
 
 class Substitute:

@@ -17,18 +17,15 @@ class TestTemporalFar(PrefetchGates):
 class TestStaleGate(PrefetchGates):
     plugin, provider = "bmoe", "stale-gate"
     options = {"worker": False}
-    ranks = True
 
 
 class TestStaleGateOfTheNextLayer(PrefetchGates):
     plugin, provider = "bmoe", "stale-gate"
     options = {"worker": False, "depth": 1, "reads": 2, "keep": 3}
-    ranks = True
 
 
 class TestStaleGateInAThread(PrefetchGates):
     plugin, provider = "bmoe", "stale-gate"
-    ranks = True
 
 
 class TestEdgeMoE(PrefetchGates):

@@ -56,6 +56,12 @@ class TestRouteAhead(RoutingGates):
     plugin, provider = "bmoe", "route-ahead"
 
 
+class TestRouteAheadOfTheNextLayer(RoutingGates):
+    plugin, provider = "bmoe", "route-ahead"
+    biting = ({"depth": 1},)
+    needs = {"prefetch": {"policy": "stale-gate", "options": {"worker": False, "depth": 1}}}
+
+
 # ---- what the gate finds
 
 

@@ -136,7 +136,7 @@ def test_the_file_of_another_model_is_refused_before_anything_is_opened_and_stay
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        (".", "cannot be read (Is a directory); give another file"),
+        (".", "is not a file; give another"),
         ("none/h.json", "is in a folder that does not exist; make it, or give another file"),
         ("notes.txt", "is no heat file, or damaged ("),
     ],

@@ -131,8 +131,8 @@ def test_two_policies_share_one_scorer(model):
 
 
 def test_counts_beyond_the_model_are_refused_with_their_place(model):
-    """They depend on the model, so building says so."""
-    with pytest.raises(PluginError, match=r"routing\.0\.options\.minor = \[9, 8\] takes more than the 2 experts"):
+    """They depend on the model, so they are found once that is read."""
+    with pytest.raises(ProfileError, match=r"routing\.0\.options\.minor = \[9, 8\] takes more than the 2 experts"):
         bmoe.open(table_of(model, {"importance": "uniform", "minor": [9, 8]}))
-    with pytest.raises(PluginError, match=r"routing\.0\.options\.trivial = \[99, 1\] has more than the \d+ experts"):
+    with pytest.raises(ProfileError, match=r"routing\.0\.options\.trivial = \[99, 1\] has more than the \d+ experts"):
         bmoe.open(table_of(model, {"importance": "uniform", "trivial": [99, 1]}))

@@ -43,7 +43,7 @@ def table(path: Path, depth: int, **sections: Any) -> dict[str, Any]:
     return {
         "model": {"path": str(path), "threads": 1, "ctx": 64, "ubatch": 16},
         "cache": {"policy": "lru", "budget_mb": 2},
-        "prefetch": {"policy": "stale-gate", "options": {"worker": False, "depth": 1}},
+        "prefetch": {"policy": "stale-gate", "options": {"worker": False, "depth": depth}},
         "routing": [{"plugin": "route-ahead", "options": {"depth": depth}}],
         **sections,
     }
@@ -98,3 +98,32 @@ def test_a_ranking_that_is_not_the_models_own_is_refused(models):
         told = "cannot rank this model's experts: its ranking agrees with .* of 4[89]"
         with pytest.raises(PluginError, match=told):
             _ = [conversation.feed([token], "decode") for token in range(3, 30)]
+
+
+@pytest.mark.parametrize(
+    ("depths", "told"),
+    [
+        ([2], "route-ahead has depth = 2 and prefetch.options.depth = 1; make them the same"),
+        ([4], "route-ahead looks 4 layers ahead of 4; give at most 3"),
+        ([1, 1], "route-ahead is there twice; leave one of them out"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(models, depths, told):
+    made = table(models.path("tiny-qwen3moe"), 1)
+    made["routing"] = [{"plugin": "route-ahead", "options": {"depth": depth}} for depth in depths]
+    with pytest.raises(ProfileError) as caught:
+        resolve(made)
+
+    (line,) = str(caught.value).splitlines()
+    assert told in line
+
+
+def test_after_another_policy_it_still_knows_the_models_own_choice(models):
+    """Its check, and that of the prefetcher, are of what the model chose, not of what became of it."""
+    made = table(models.path("tiny-qwen3moe"), 1)
+    made["routing"] = [{"plugin": "substitute", "options": {"weight": 1.0}}, *made["routing"]]
+    with Engine(resolve(made)) as engine, engine.conversation() as conversation:
+        for token in range(3, 43):
+            conversation.feed([token], "decode")
+        assert engine.stream.knobs.counters.substituted > 0
+        assert engine.stream.lane._prefetcher.note == ""

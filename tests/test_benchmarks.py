@@ -239,3 +239,14 @@ def test_heat_compares_the_first_tokens_with_and_without_it():
     assert row["preloaded_mib"] > 0
     assert 0 < row["cold"] < 1
     assert row["warm_read_mib"] < row["cold_read_mib"]
+
+
+@pytest.mark.slow
+def test_prefetchers_gives_speed_waits_and_bytes_of_each_against_none():
+    done = run("prefetchers.py", "--budget-mb", "6.4", "--rounds", "2", "--tokens", "12", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["prefetcher"]: row for row in json.loads(done.stdout)["rows"]}
+    assert set(rows) == {"none", "temporal", "stale-gate", "edgemoe", "hot"}
+    assert rows["none"]["speed"] == [1.0, 1.0, 1.0]
+    assert rows["none"]["ahead_kib"] == 0 < rows["stale-gate"]["ahead_kib"]
+    assert all(row["token_ms"] > row["wait_ms"] > 0 < row["hit_rate"] < 1 for row in rows.values())

@@ -19,10 +19,10 @@ _OUT, _MEMORY, _ASK = 16, 16, 8
 """A prefetcher that is always right may have ``_OUT`` guesses in flight, others as the square of the share of theirs
 that was used lately (the last ``_MEMORY`` or so): a wrong one costs more than a right one saves, since the device could
 have read what was needed. One that is hardly ever right is heard at every ``_ASK``-th routing."""
-_ON, _OFF, _BETWEEN = 5, 3, 61
+_ON, _OFF, _BETWEEN = 4, 4, 80
 """Tokens with and without in a round of a trial, and those with in a round afterwards. The first of either side is not
 counted: it has the guesses, or the lack of them, of the other."""
-_ROUNDS, _ENOUGH, _SURE, _MORE = 5, 4, 2.5, 1.05
+_ROUNDS, _ENOUGH, _SURE, _MORE = 6, 4, 2.2, 1.05
 """Rounds that are looked back on, those that a verdict needs (4 of a trial are 32 tokens), by how many standard errors
 it has to be sure, and how much longer the median with has to be."""
 _USED, _SEEN, _SOON, _LEAST = 0.25, 24, 12, 4

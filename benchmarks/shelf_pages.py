@@ -264,7 +264,7 @@ def _points(prices: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], floa
 def _plot(prices: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 6), layout="constrained")
+    figure = Figure(figsize=(10, 5.5), layout="constrained")
     axes = figure.add_subplot()
     groups: dict[str, list[tuple[float, float, float, float]]] = {}
     for case, mib, ratio in _points(prices):
@@ -284,12 +284,11 @@ def _plot(prices: Mapping[str, Any], path: Path) -> None:
         axes.errorbar(x, y, yerr=spread, marker=marker, capsize=2, linewidth=1, markersize=6, label=name)
     axes.set_xlabel("MiB read per token")
     axes.set_ylabel("perplexity above the resident model's, %")
-    axes.set_yscale("symlog", linthresh=1)
     axes.axhline(2, color="#cc3311", linestyle="--", linewidth=1)
     axes.annotate("2 %", (axes.get_xlim()[1], 2), (-24, 4), textcoords="offset points", color="#cc3311")
     axes.set_title(f"{prices['settings']['model']}, cache of {prices['settings']['middle_mb']:g} MiB", loc="left")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None})
 

@@ -139,7 +139,7 @@ def _prices(cases: Sequence[Mapping[str, Any]], prices: Mapping[str, Any]) -> It
         yield ""
     if any(case["lossy"] for case in cases):
         yield from _quality([case for case in cases if case["lossy"]], prices)
-    yield _measured(prices)
+    yield _measured(cases)
 
 
 def _quality(cases: Sequence[Mapping[str, Any]], prices: Mapping[str, Any]) -> Iterator[str]:
@@ -165,8 +165,8 @@ def _quality(cases: Sequence[Mapping[str, Any]], prices: Mapping[str, Any]) -> I
     yield ""
 
 
-def _measured(prices: Mapping[str, Any]) -> str:
-    base = next(iter(prices["cases"].values()))["budgets"] if prices["cases"] else {}
+def _measured(cases: Sequence[Mapping[str, Any]]) -> str:
+    base = cases[0]["budgets"]
     counts = ", ".join(f"{found['tokens']} tokens at {budget} MiB" for budget, found in base.items())
     return (
         "Measured by `python benchmarks/shelf.py measure`, token by token on held-out texts "
@@ -294,7 +294,8 @@ def _plot(prices: Mapping[str, Any], path: Path) -> None:
 
 
 def _speed(case: Mapping[str, Any]) -> str:
-    return _figure(case["speed"], 2) if "speed" in case else "1"
+    base = case["plugin"] == "lru"
+    return _figure(case["speed"], 2) if "speed" in case else "1" if base else "not measured"
 
 
 def _figure(found: Mapping[str, float], digits: int = 3) -> str:

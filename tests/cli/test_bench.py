@@ -217,7 +217,10 @@ class TestFaults:
         (("--profile", "demo", "--out", "x", "--report", "./x"), "--out x: is written by another option too"),
         (("--profile", "demo", "--vary", "cache"), "--vary cache: is not KEY=VALUE,VALUE"),
         (("--profile", "demo", "--vary", "cache.budgt_mb=1,2"), "side cache.budgt_mb=1: --set: cache.budgt_mb = 1"),
-        (("--profile", "demo", "--vary", "cache.budget_mb=1,9"), "side cache.budget_mb=1: --set: cache.budget_mb = 1"),
+        (
+            ("--profile", "demo", "--set", "cache.policy=lru", "--vary", "cache.budget_mb=1,9"),
+            "side cache.budget_mb=1: --set: cache.budget_mb = 1",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused_before_anything_is_measured(bmoe, arguments, expected):

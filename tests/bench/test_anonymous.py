@@ -100,7 +100,7 @@ class TestKept:
         assert [0.1, 0.2] == found["trials"][0]["decode_s"]
         assert (["cache.budget_mb=6.4"], "A", "B") == (first["varied"], first["side"], second["side"])
         assert 6.4 == first["profile"]["cache"]["budget_mb"]
-        assert "lru" == first["resolved"]["cache"]["name"]
+        assert "next-use" == first["resolved"]["cache"]["name"]
         assert ("aio", 8) == (first["resolved"]["fetch"]["name"], first["resolved"]["fetch"]["options"]["depth"])
         assert ("glm4moe", "bmoe-ref", 32) == tuple(first["model"][key] for key in ("arch", "bundled", "n_expert"))
         assert "temporal" == first["profile"]["prefetch"]["policy"]

@@ -158,8 +158,9 @@ class _Planner(Chooser):
         """Of several fetchers, the one that reads these files fastest; of policies, the one that replayed best."""
         if kind == "cache":
             # options are those of one policy, and nobody says of which but the default
-            best = best_policy(None if self.profile.cache.options else self._remember, self._facts, names)
-            self._cache_why = best.why
+            given = bool(self.profile.cache.options)
+            best = best_policy(None if given else self._remember, self._facts, names)
+            self._cache_why = "the default, of which cache.options are" if given else best.why
             return best.name
         if kind != "fetch" or not self.profile.stream.enabled or not self._facts.banks:
             return names[0]

@@ -26,11 +26,12 @@ def test_auto_is_the_policy_that_replayed_best_for_this_model(tmp_path):
     assert ("decay", why) == (made.cache.name, made.resolved()["cache"]["why"])
     for other in (
         plan(remember=memory, facts=replace(FACTS, name="another")),
-        plan("cache.options.half_life=4", remember=memory),
         plan(),
     ):
         assert "next-use" == other.cache.name
         assert "the default; bmoe replay TRACE --choose finds the best for a model" == other.cache_why
+    given = plan("cache.options.half_life=4", remember=memory)
+    assert ("next-use", "the default, of which cache.options are") == (given.cache.name, given.cache_why)
     named = plan("cache.policy=lfu", remember=memory)
     assert ("lfu", "as the profile says") == (named.cache.name, named.cache_why)
 

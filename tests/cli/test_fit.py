@@ -21,6 +21,7 @@ else:
     import tomli as tomllib
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+pytestmark = pytest.mark.slow  # every answer is measured, twice
 
 
 ONE = ("--set", "model.threads=1")

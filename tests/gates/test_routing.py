@@ -25,6 +25,7 @@ class TestSubstitute(RoutingGates):
     keeps_best = True
 
 
+@pytest.mark.slow
 class TestSubstituteInThePrompt(RoutingGates):
     plugin, provider = "bmoe", "substitute"
     biting = ({"variant": "max-rank", "ranks": 6, "scope": "prefill"},)
@@ -38,6 +39,7 @@ class TestMoeSpec(RoutingGates):
     plugin, provider = "bmoe", "moe-spec"
 
 
+@pytest.mark.slow
 class TestMoeSpecProtected(RoutingGates):
     plugin, provider = "bmoe", "moe-spec"
     biting = ({"experts": 3, "protect": True}, {"experts": 3, "protect": True, "policy": "truncation"})
@@ -56,6 +58,7 @@ class TestRouteAhead(RoutingGates):
     plugin, provider = "bmoe", "route-ahead"
 
 
+@pytest.mark.slow
 class TestRouteAheadOfTheNextLayer(RoutingGates):
     plugin, provider = "bmoe", "route-ahead"
     biting = ({"depth": 1},)

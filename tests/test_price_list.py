@@ -86,13 +86,13 @@ def test_half_the_bytes_cost_less_than_two_percent_of_perplexity(prices):
 def test_it_measures_and_keeps_what_it_measured_before(tmp_path):
     file = tmp_path / "prices.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "shelf.py"), "measure", "--quick", "--rounds", "1"]
-    for only in ("cache:lru", "top-k: k = 2"):
+    for only in ("cache:lru", "k = 3, renorm"):
         done = subprocess.run(
             [*command, "--prices", str(file), "--only", only], capture_output=True, text=True, check=False, timeout=300
         )
         assert done.returncode == 0, done.stderr
     made = json.loads(file.read_text("utf-8"))
-    lossless, lossy = made["cases"]["cache:lru: default options"], made["cases"]["routing:top-k: k = 2"]
+    lossless, lossy = made["cases"]["cache:lru: default options"], made["cases"]["routing:top-k: k = 3, renormalise = false"]
     for case in (lossless, lossy):
         assert {"3", "6.4", "10"} == set(case["budgets"])
         assert all(0 < found["hit_rate"]["value"] < 1 for found in case["budgets"].values())

@@ -92,7 +92,10 @@ def test_it_measures_and_keeps_what_it_measured_before(tmp_path):
         )
         assert done.returncode == 0, done.stderr
     made = json.loads(file.read_text("utf-8"))
-    lossless, lossy = made["cases"]["cache:lru: default options"], made["cases"]["routing:top-k: k = 3, renormalise = false"]
+    lossless, lossy = (
+        made["cases"]["cache:lru: default options"],
+        made["cases"]["routing:top-k: k = 3, renormalise = false"],
+    )
     for case in (lossless, lossy):
         assert {"3", "6.4", "10"} == set(case["budgets"])
         assert all(0 < found["hit_rate"]["value"] < 1 for found in case["budgets"].values())

@@ -216,7 +216,7 @@ def test_fit_holds_predictions_against_runs():
     (row,) = json.loads(done.stdout)["rows"]
     assert 1 == row["runs"] >= row["inside"]
     assert 1 < row["widest"] <= 1.6
-    assert row["hit_rate"][0] == pytest.approx(row["hit_rate"][1], abs=0.1)
+    assert row["hit_rate"][0] == pytest.approx(row["hit_rate"][1], abs=0.05)
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def _hits(plan: Plan, given: float | None) -> HitRate:
         return HitRate(1.0, 1.0, 1.0, "the whole model is in memory")
     if given is not None:
         return HitRate(given, given, given, "as given")
-    return expected_hits(facts.name, facts.n_expert, facts.n_used, held_share(plan))
+    return expected_hits(facts.name, facts.n_expert, facts.n_used, held_share(plan), plan.cache.name)
 
 
 def _advice(fit: Fit, plan: Plan, *, fixed: bool) -> Iterator[Advice]:
@@ -139,7 +139,9 @@ def _advice(fit: Fit, plan: Plan, *, fixed: bool) -> Iterator[Advice]:
     cached = plan.budget.bytes > 0
 
     def expected(share: float) -> float:
-        return now.hit_rate if fixed else expected_hits(facts.name, facts.n_expert, facts.n_used, share).expected
+        if fixed:
+            return now.hit_rate
+        return expected_hits(facts.name, facts.n_expert, facts.n_used, share, plan.cache.name).expected
 
     def gain(other: Estimate) -> float:
         return now.token_s / other.token_s

@@ -23,7 +23,7 @@ PACKAGES = {"core": "bmoe", "plugins": "bmoe_plugins"}
 # From the bottom up. A module may import those of lower rows and its own package; those of one row are strangers.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
-    frozenset({"problems", "records"}),
+    frozenset({"facts", "problems", "records"}),
     frozenset({"bundled", "contracts"}),
     frozenset(
         {
@@ -117,7 +117,7 @@ WITHOUT_NATIVE = (
     "bind",
     "replay",
 )
-LONG = {"core/contracts.py": 660}  # the whole seam in one place, so that a plugin's author reads one file
+LONG = {"core/contracts.py": 500}  # the whole seam in one place, so that a plugin's author reads one file
 
 
 @dataclass(frozen=True)

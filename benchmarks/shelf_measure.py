@@ -6,6 +6,7 @@ follow each other without the cache being emptied, as in a conversation that goe
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -167,17 +168,15 @@ def speed(tables: Mapping[str, Any], base: Mapping[str, Any], budget_mb: float, 
     The median over rounds, with its quartiles.
     """
     ratios = []
-    with open_with(base, budget_mb) as plain, open_with(tables, budget_mb) as other:
-        sides = (plain, other)
-        with plain.conversation() as one, other.conversation() as two:
-            talks = (one, two)
-            for index in range(rounds + 1):
-                took = [0.0, 0.0]
-                for side in ((0, 1), (1, 0))[index % 2]:
-                    took[side] = _timed(talks[side], ids)
-                if index:  # the first warms both
-                    ratios.append(took[0] / took[1])
-        assert len(sides) == 2
+    with contextlib.ExitStack() as stack:
+        engines = [stack.enter_context(open_with(each, budget_mb)) for each in (base, tables)]
+        talks = [stack.enter_context(engine.conversation()) for engine in engines]
+        for index in range(rounds + 1):
+            took = [0.0, 0.0]
+            for side in ((0, 1), (1, 0))[index % 2]:
+                took[side] = _timed(talks[side], ids)
+            if index:  # the first warms both
+                ratios.append(took[0] / took[1])
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     return {"value": float(middle), "low": float(low), "high": float(high), "rounds": rounds}
 

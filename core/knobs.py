@@ -124,7 +124,8 @@ class Knobs:
         pending, self._open = self._open, None
         if pending is None:
             raise NativeError("weights were announced that nobody waits for")
-        found, turned, weighing = weights(self._seam.node), pending.turned, pending.weighing
+        turned, weighing = pending.turned, pending.weighing
+        found = weights(self._seam.node, *pending.final.shape)
         if weighing.kind == "plain":
             found *= pending.gain
             found[turned.out] = 0

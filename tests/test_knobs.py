@@ -215,7 +215,7 @@ def test_weights_are_what_they_are_said_to_be(models):
             def weigh(write=write, knobs=knobs, engine=engine, seen=seen):
                 write()
                 if knobs._open is None:
-                    seen.append(weights(engine.seam.node)[-1].copy())
+                    seen.append(weights(engine.seam.node, 1, engine.facts.n_used)[-1].copy())
 
             engine.seam.weigh = weigh
             rows(engine, range(3, 6))

@@ -70,18 +70,17 @@ class WeighingFinder:
                 self.found[self._name] = Weighing(before.gathered, last, _WHOLE.get(op, before.kind))
 
 
-def weights(address: int) -> NDArray[np.float32]:
-    """The weights of a node of :class:`Weighing`, float32 [n_tokens, n_used]; a view of llama.cpp's memory."""
+def weights(address: int, tokens: int, slots: int) -> NDArray[np.float32]:
+    """The weights of a node of :class:`Weighing`, float32 [tokens, slots]; a view of llama.cpp's memory.
+
+    Nodes have them as [slots, tokens], or with an axis of one before, fastest first.
+    """
     import numpy as np
 
     node = tensor.at(address)
-    slots, tokens = (1, 2) if node.ne[0] == 1 and node.ne[2] >= 1 and node.ne[1] > 1 else (0, 1)
-    if node.ne[0] == 1 and node.ne[1] == 1:  # one expert per token
-        slots, tokens = 1, 2
-    count, rows = node.ne[slots], node.ne[tokens]
-    size = (rows - 1) * node.nb[tokens] + (count - 1) * node.nb[slots] + 4
+    first = int((node.ne[0], node.ne[1], node.ne[2]) == (1, slots, tokens))
+    strides = node.nb[first + 1], node.nb[first]
+    size = (tokens - 1) * strides[0] + (slots - 1) * strides[1] + 4
     memory = (ctypes.c_char * size).from_address(node.data or 0)
-    found: NDArray[np.float32] = np.ndarray(
-        (rows, count), np.float32, memory, strides=(node.nb[tokens], node.nb[slots])
-    )
+    found: NDArray[np.float32] = np.ndarray((tokens, slots), np.float32, memory, strides=strides)
     return found

@@ -20,6 +20,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from bmoe import Provider, hookimpl
 from bmoe.contracts import Facts, ModelFacts, Options, Routing, RoutingPolicy
 from bmoe.errors import PluginError
+from bmoe_plugins.routing._place import place
 
 Group: TypeAlias = tuple[int, int]
 """Among how many of its best experts a token chooses, and how many it takes."""
@@ -84,7 +85,7 @@ class EdgexpertPrefill:
                 best = _candidates(routing, token, k, routing.ids[token, out].tolist())
                 chosen = take(best, min(n, len(slots)), taken if group else ())
                 taken |= chosen
-                _put(routing, token, slots, chosen)
+                place(routing, token, [e for e in best if e in chosen], slots)
 
     def _groups(self, routing: Routing, count: int) -> list[int]:
         """0, 1 or 2 for each token: major, minor, trivial."""
@@ -133,20 +134,6 @@ def take(best: Sequence[int], n: int, taken: Collection[int]) -> set[int]:
             break
         chosen.add(expert)
     return chosen
-
-
-def _put(routing: Routing, token: int, slots: Sequence[int], chosen: set[int]) -> None:
-    """Into a token's slots: an expert that stays keeps its own, the others follow, what is left over is dead."""
-    own = routing.ids[token].tolist()
-    coming = iter([e for e in routing.ranking[token].tolist() if e in chosen and e not in {own[s] for s in slots}])
-    for slot in slots:
-        if own[slot] in chosen:
-            continue
-        expert = next(coming, None)
-        if expert is None:
-            routing.dead[token, slot] = True
-        else:
-            routing.ids[token, slot] = expert
 
 
 def _build(options: EdgexpertOptions, facts: Facts, /) -> RoutingPolicy:

@@ -7,6 +7,7 @@ by the sum of the router's probabilities over a tree of drafted tokens; ``path``
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -14,6 +15,7 @@ from pydantic import Field
 from bmoe import Provider, hookimpl
 from bmoe.contracts import Facts, Options, Routing, RoutingPolicy
 from bmoe.errors import PluginError
+from bmoe_plugins.routing._place import place
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,20 +42,12 @@ class MoeSpec:
         self.phases = frozenset({"verify", "prefill"} if options.scope == "both" else {options.scope})
 
     def apply(self, routing: Routing, /) -> None:
-        ids = routing.ids
-        listed = self._shortlist(routing)
-        away = ~listed[ids]
-        for token in away.any(axis=1).nonzero()[0].tolist():
-            slots = away[token].nonzero()[0].tolist()
-            spare = len(slots) == ids.shape[1]
-            if self._options.policy == "substitution" or spare:
-                own = set(ids[token].tolist())
-                others = (e for e in routing.ranking[token].tolist() if listed[e] and e not in own)
-                wanted = slots if self._options.policy == "substitution" else slots[:1]
-                for slot, expert in zip(list(wanted), others, strict=False):
-                    ids[token, slot] = expert
-                    slots.remove(slot)
-            routing.dead[token, slots] = True
+        listed, used = self._shortlist(routing), routing.ids.shape[1]
+        for token in (~listed[routing.ids]).any(axis=1).nonzero()[0].tolist():
+            chosen = [e for e in routing.ids[token].tolist() if listed[e]]
+            wanted = used if self._options.policy == "substitution" else max(1, len(chosen))
+            others = (e for e in routing.ranking[token].tolist() if listed[e] and e not in chosen)
+            place(routing, token, [*chosen, *islice(others, wanted - len(chosen))])
 
     def _shortlist(self, routing: Routing) -> NDArray[np.bool_]:
         """Which experts the batch may use, bool [n_expert]."""

@@ -64,7 +64,7 @@ class RouteAhead:
         seen = self._inputs.get(earlier) if earlier is not None else None
         if seen is not None and earlier is not None:
             chosen = router.rank(router.translate(seen, self._routers[earlier]))[: len(own)].tolist()
-            routing.ids[0] = place(own, chosen)
+            place(routing, 0, chosen)
 
     def _check(self, chosen: list[int], ranked: list[int]) -> None:
         """Whether a layer's own router, with its own input, chooses what the model chose."""

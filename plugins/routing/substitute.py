@@ -61,7 +61,7 @@ class Substitute:
         for token, own in enumerate(routing.ids.tolist()):
             chosen = self._prior(routing, token, len(own)) if prior else self._filled(routing, token, len(own))
             if set(chosen) != set(own):
-                routing.ids[token] = place(own, chosen)
+                place(routing, token, chosen)
 
     def _prior(self, routing: Routing, token: int, count: int) -> Sequence[int]:
         logits = _logits(routing.scores[token].tolist())

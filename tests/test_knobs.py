@@ -91,6 +91,31 @@ def test_max_rank_is_the_published_rule(seed, ranks, keep):
     assert max_rank(np.log(probs[0]), resident, ranks, keep, 3) == set(made.ids[0].tolist())
 
 
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 10**6), mass=st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]), keep=st.integers(1, 3))
+def test_cumulative_reaches_as_far_as_the_mass_goes(seed, mass, keep):
+    probs, resident = drawn(seed)
+    made = routing(probs, 3, resident)
+    ordered = np.sort(probs[0].astype(np.float64))[::-1]
+    reach = int((np.cumsum(ordered) - ordered < mass * (1 - 1e-6) * ordered.sum()).sum())
+
+    built("substitute", variant="cumulative", mass=mass, keep=keep).apply(made)
+
+    assert max_rank(np.log(probs[0]), resident, reach, keep, 3) == set(made.ids[0].tolist())
+
+
+def test_a_shortlist_by_path_weighs_each_token_by_how_likely_it_is_reached():
+    probs = np.array([[0.6, 0.4, 0.0, 0.0], [0.0, 0.0, 0.7, 0.3]], np.float32)
+    found = {}
+    for score in ("sum", "path"):
+        made = routing(probs, 1, np.ones(4, bool), phase="verify")
+        made.batch = BatchContext("verify", (0, 1), path_probability=(1.0, 0.1))
+        built("moe-spec", experts=1, score=score).apply(made)
+        found[score] = made.ids.ravel().tolist()
+
+    assert {"sum": [2, 2], "path": [0, 0]} == found
+
+
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_more_weight_never_means_more_misses(seed):

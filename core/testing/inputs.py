@@ -46,19 +46,19 @@ class Seen:
 
 
 class Inputs:
-    """Seeded routings of a model of ``traces.LAYERS`` layers; ``facts`` are that model's."""
+    """Seeded routings of a model of ``traces.LAYERS`` layers; ``facts`` and ``routers``, by layer, are that model's."""
 
     def __init__(self, folder: Path | None) -> None:
         """With a folder, the model is written there, and ids are what its routers choose by the inputs."""
         self.facts: Facts = cache_facts(64)
-        self._routers: dict[int, Router] = {}
+        self.routers: dict[int, Router] = {}
         if folder is not None:
             shape = replace(
                 SHAPES["tiny-qwen3moe"], name="routed", n_layer=traces.LAYERS, n_expert=traces.EXPERTS, n_used=_USED
             )
             rows = {row.name: row for row in load_registry().archs}
             model = read_model(TinyModels(folder).path(shape), rows)
-            self.facts, self._routers = replace(self.facts, model=model), read_routers(model)
+            self.facts, self.routers = replace(self.facts, model=model), read_routers(model)
 
     def random(self, seed: int, tokens: int = 12) -> Iterator[Seen]:
         """Every layer of ``tokens`` decodes of one token, or of three."""
@@ -75,7 +75,7 @@ class Inputs:
         return [self._of(layer, [row], [0]) for layer, row in enumerate(rows)]
 
     def _of(self, layer: int, rows: list[list[int]], seeds: list[int]) -> Seen:
-        router = self._routers.get(layer)
+        router = self.routers.get(layer)
         if router is None:
             return Seen(layer, np.array(rows, dtype=np.int32))
         width = self.facts.model.n_embd

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 from bmoe.budget import MIB, size_budget
-from bmoe.contracts import BatchContext, Facts, ModelFacts, Phase, Provider, Routing, RoutingPolicy
+from bmoe.contracts import BatchContext, ModelFacts, Phase, Provider, Routing, RoutingPolicy
 from bmoe.errors import ModelError
 from bmoe.native import memory
 from bmoe.resolve import resolve
+from bmoe.testing import traces
 from bmoe.testing.archs import UBATCH, ArchGates, Bench, Cell, budget_bytes, compare, make_prompts, session_bench
-from bmoe.testing.caches import cache_facts
 from bmoe.testing.identity import Generation, RecordingEngine
+from bmoe.testing.inputs import Inputs
 from bmoe.testing.load import IN_TREE, load_provider
 from bmoe.testing.watch import Watch
 
-EXPERTS, USED = 16, 3
+EXPERTS, USED = traces.EXPERTS, 3
 ARCHS = ("qwen3moe", "olmoe", "gpt-oss", "deepseek2")
 """Weights divided by their sum, taken as they are, a softmax of the chosen, with a bias on the choice."""
 
@@ -51,13 +52,10 @@ class RoutingGates:
         """The provider under test, by name."""
         return load_provider("routing", self.plugin, self.provider)
 
-    def build(self, options: Mapping[str, Any], facts: Facts | None = None) -> RoutingPolicy:
-        """A fresh policy, by default for the made-up model of the seeded traces."""
+    def build(self, options: Mapping[str, Any], inputs: Inputs) -> RoutingPolicy:
+        """A fresh policy for the model of the seeded routings."""
         provider = self.load()
-        try:
-            return provider.build(provider.options(**options), facts or cache_facts(64))
-        except ModelError as error:
-            pytest.skip(f"the made-up model will not do: {error}")
+        return provider.build(provider.options(**options), inputs.facts)
 
     def settings(self) -> Sequence[Mapping[str, Any]]:
         """The options to try."""
@@ -73,6 +71,15 @@ class RoutingGates:
     def _bench(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
         return session_bench(request, tmp_path_factory)
 
+    @pytest.fixture(name="inputs")
+    def _inputs(self, bench: Bench) -> Inputs:
+        made_up = Inputs(None)
+        try:
+            self.build(self.settings()[0], made_up)
+        except ModelError:
+            return Inputs(bench.folder)  # it needs what a made-up model lacks
+        return made_up
+
     # ---- without a model
 
     def test_says_that_it_is_lossy(self) -> None:
@@ -82,44 +89,44 @@ class RoutingGates:
         assert provider.neutral is not None, "the provider does not say which options are neutral"
         assert self.settings(), "the provider has no options to try"
 
-    def test_every_setting_that_bites_does(self) -> None:
+    def test_every_setting_that_bites_does(self, inputs: Inputs) -> None:
         """A policy that changes nothing would pass everything else."""
         for options in self.settings():
-            policy = self.build(options)
-            changed = [_apply(policy, routing) for routing in routings(policy.phases)]
+            policy = self.build(options, inputs)
+            changed = [_apply(policy, routing) for routing in routings(policy.phases, inputs)]
             assert any(changed), f"{options} never changes a routing"
 
-    def test_what_it_leaves_can_be_computed(self) -> None:
+    def test_what_it_leaves_can_be_computed(self, inputs: Inputs) -> None:
         """Ids of experts, none twice among those that take part, one at least, the best one if it is to stay."""
         for options in self.settings():
-            policy = self.build(options)
-            for routing in routings(policy.phases, seed=1):
+            policy = self.build(options, inputs)
+            for routing in routings(policy.phases, inputs, seed=1):
                 best = routing.ids[:, 0].copy()
                 _apply(policy, routing)
                 out = routing.dead | routing.mute
                 assert routing.ids.dtype == np.int32
-                assert ((routing.ids >= 0) & (routing.ids < EXPERTS)).all()
+                assert ((routing.ids >= 0) & (routing.ids < routing.n_expert)).all()
                 for ids, gone, first in zip(routing.ids.tolist(), out.tolist(), best.tolist(), strict=True):
                     live = [e for e, away in zip(ids, gone, strict=True) if not away]
                     assert live, "a token is left without an expert"
                     assert len(set(live)) == len(live), "an expert is chosen twice"
                     assert not self.keeps_best or first in live, "the best expert of a token is gone"
 
-    def test_it_writes_only_what_it_may(self) -> None:
+    def test_it_writes_only_what_it_may(self, inputs: Inputs) -> None:
         """The router's numbers and the residency are for reading."""
-        policy = self.build(self.settings()[0])
-        for routing in routings(policy.phases, seed=2):
+        policy = self.build(self.settings()[0], inputs)
+        for routing in routings(policy.phases, inputs, seed=2):
             columns = ("shares", "probs", "scores", "ranking", "resident")
             before = {name: getattr(routing, name).copy() for name in columns}
             _apply(policy, routing)
             for name, column in before.items():
                 assert np.array_equal(column, getattr(routing, name)), f"{name} was written to"
 
-    def test_is_deterministic(self) -> None:
+    def test_is_deterministic(self, inputs: Inputs) -> None:
         """Two of them that saw the same do the same."""
         for options in self.settings():
-            one, two = self.build(options), self.build(options)
-            pairs = zip(routings(one.phases, seed=3), routings(one.phases, seed=3), strict=True)
+            one, two = self.build(options, inputs), self.build(options, inputs)
+            pairs = zip(routings(one.phases, inputs, seed=3), routings(one.phases, inputs, seed=3), strict=True)
             for first, second in pairs:
                 one.apply(first)
                 two.apply(second)
@@ -252,8 +259,11 @@ def _apply(policy: RoutingPolicy, routing: Routing) -> bool:
     return bool((routing.ids != before).any() or routing.dead.any() or routing.mute.any())
 
 
-def routings(phases: frozenset[str], seed: int = 0, tokens: int = 24) -> Iterator[Routing]:
-    """Seeded routings of a made-up model, of the kinds of batches in ``phases``; some experts are in memory."""
+def routings(phases: frozenset[str], inputs: Inputs, seed: int = 0, tokens: int = 24) -> Iterator[Routing]:
+    """Seeded routings of the kinds of batches in ``phases``; half of the experts are in memory.
+
+    Of a model with routers they are what those make of random inputs, else made up.
+    """
     draw = np.random.default_rng(seed)
     position = 0
     for step in range(tokens):
@@ -264,11 +274,13 @@ def routings(phases: frozenset[str], seed: int = 0, tokens: int = 24) -> Iterato
         positions = tuple(range(position, position + width))
         position += width
         importance = tuple(float(x) for x in draw.random(width)) if phase == "prefill" else ()
-        for layer in range(4):
-            logits = draw.normal(0, 2, (width, EXPERTS))
+        for layer in range(traces.LAYERS):
+            router = inputs.routers.get(layer)
+            x = draw.normal(0, 1, (width, inputs.facts.model.n_embd)).astype(np.float32)
+            logits = draw.normal(0, 2, (width, EXPERTS)) if router is None else np.stack([router.logits(r) for r in x])
             probs = np.exp(logits - logits.max(axis=1, keepdims=True))
             probs = (probs / probs.sum(axis=1, keepdims=True)).astype(np.float32)
-            ranking = np.argsort(-probs, axis=1, kind="stable").astype(np.int32)
+            ranking = np.argsort(-logits, axis=1, kind="stable").astype(np.int32)
             ids = ranking[:, :USED].copy()
             shares = np.take_along_axis(probs, ids, 1)
             yield Routing(
@@ -284,5 +296,5 @@ def routings(phases: frozenset[str], seed: int = 0, tokens: int = 24) -> Iterato
                 scores=probs,
                 ranking=ranking,
                 resident=draw.random(EXPERTS) < 0.5,
-                activation=draw.normal(0, 1, (width, 32)).astype(np.float32),
+                activation=x,
             )

@@ -15,21 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from bmoe.cli import main
-
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
 SHORT = ("--set", "model.threads=1", "--cooldown", "0", "-n", "4", "--warmup", "4")
 
 
-@pytest.fixture(name="bmoe")
-def _bmoe(capsys):
-    def call(*arguments):
-        code = main(["bench", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+COMMAND = "bench"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bmoe.cli import COMMANDS, main
+from bmoe.cli import COMMANDS
 from bmoe.cli import run as main_command
 from bmoe.cli.gates import Subject, gate_file
 from bmoe.cli.profile import first_comment, toml_lines
@@ -21,16 +21,6 @@ from bmoe.tables import parse_toml
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 HELP = [[], ["profile"], ["profile", "check"], ["profile", "show"], ["profile", "list"]]
 HELP += [[name] for name in COMMANDS if name != "profile"]
-
-
-@pytest.fixture(name="bmoe")
-def _bmoe(capsys):
-    def call(*arguments):
-        code = main(arguments)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 class TestHelp:

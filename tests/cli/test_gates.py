@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import structlog
 
-from bmoe.cli import main
 from bmoe.cli.gates import Subject, gate_file
 from bmoe.synth import write_model
 
@@ -23,14 +22,7 @@ def _fresh_log():
     structlog.reset_defaults()
 
 
-@pytest.fixture(name="bmoe")
-def _bmoe(capsys):
-    def call(*arguments):
-        code = main(["gates", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+COMMAND = "gates"
 
 
 @pytest.fixture(scope="module", name="model")

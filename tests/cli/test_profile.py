@@ -6,20 +6,11 @@ import json
 
 import pytest
 
-from bmoe.cli import main
 from bmoe.cli.profile import toml_lines
 from bmoe.synth import write_model
 from bmoe.tables import parse_toml
 
-
-@pytest.fixture(name="bmoe")
-def _bmoe(capsys):
-    def call(*arguments):
-        code = main(["profile", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+COMMAND = "profile"
 
 
 @pytest.fixture(name="model", scope="module")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bmoe.cli import main
 from bmoe.replay import sweep as sweep_module
 from bmoe.replay.contender import Contender
 from bmoe.replay.read_lookups import read_lookups
@@ -71,14 +70,7 @@ def bmoe_caches():
 """
 
 
-@pytest.fixture(name="bmoe")
-def _bmoe(capsys):
-    def call(*arguments):
-        code = main(["replay", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+COMMAND = "replay"
 
 
 @pytest.fixture(name="shy")

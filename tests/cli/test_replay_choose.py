@@ -8,21 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bmoe.cli import main
 from bmoe.resolve import resolve
 
 TRACE = Path(__file__).parents[1] / "replay" / "gptoss-excerpt.route.csv"
 MIB = 1 << 20
 
 
-@pytest.fixture(name="bmoe")
-def _bmoe(capsys):
-    def call(*arguments):
-        code = main(["replay", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+COMMAND = "replay"
 
 
 @pytest.fixture(name="recorded")

@@ -16,14 +16,7 @@ from bmoe.testing.terminal import Terminal
 LIKE = ("--like", "tiny-qwen3moe", "--layers", "1")
 
 
-@pytest.fixture(name="bmoe")
-def _bmoe(capsys):
-    def call(*arguments):
-        code = main(["synth", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+COMMAND = "synth"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from bmoe.contracts import Options, Provider, Routing
 from bmoe.testing import RoutingGates
+from bmoe.testing.inputs import Inputs
 
 
 class TestTopK(RoutingGates):
@@ -115,10 +116,10 @@ def gate(what: str, *, lossy: bool = True) -> RoutingGates:
 def test_a_policy_that_keeps_the_contract_passes():
     good = gate("")
     good.test_says_that_it_is_lossy()
-    good.test_every_setting_that_bites_does()
-    good.test_what_it_leaves_can_be_computed()
-    good.test_it_writes_only_what_it_may()
-    good.test_is_deterministic()
+    good.test_every_setting_that_bites_does(Inputs(None))
+    good.test_what_it_leaves_can_be_computed(Inputs(None))
+    good.test_it_writes_only_what_it_may(Inputs(None))
+    good.test_is_deterministic(Inputs(None))
 
 
 def test_one_that_says_to_be_lossless_is_found():
@@ -128,20 +129,20 @@ def test_one_that_says_to_be_lossless_is_found():
 
 def test_one_that_never_bites_is_found():
     with pytest.raises(AssertionError, match="never changes a routing"):
-        gate("inert").test_every_setting_that_bites_does()
+        gate("inert").test_every_setting_that_bites_does(Inputs(None))
 
 
 @pytest.mark.parametrize(("what", "told"), [("all dead", "without an expert"), ("twice", "chosen twice")])
 def test_one_that_leaves_what_cannot_be_computed_is_found(what, told):
     with pytest.raises(AssertionError, match=told):
-        gate(what).test_what_it_leaves_can_be_computed()
+        gate(what).test_what_it_leaves_can_be_computed(Inputs(None))
 
 
 def test_one_that_writes_what_is_for_reading_is_found():
     with pytest.raises(AssertionError, match="probs was written to"):
-        gate("writes").test_it_writes_only_what_it_may()
+        gate("writes").test_it_writes_only_what_it_may(Inputs(None))
 
 
 def test_one_that_draws_lots_is_found():
     with pytest.raises(AssertionError):
-        gate("random").test_is_deterministic()
+        gate("random").test_is_deterministic(Inputs(None))

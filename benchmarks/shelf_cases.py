@@ -62,7 +62,7 @@ def _prompt(label: str, each: Mapping[str, Any]) -> Case:
     return Case("routing", each["plugin"], label, {**BEST, "routing": [dict(each)]}, lossy=True, prompt=True)
 
 
-SCORERS = ("uniform", "position", "idf")
+SCORERS = ("position", "idf", "minilm")
 CACHES = tuple(map(_cache, ("lru", "lfu", "sieve", "s3fifo", "arc", "decay", "edgemoe", "next-use", "router-ema")))
 PREFETCHERS = (_ahead("temporal"), _ahead("stale-gate"), _ahead("edgemoe"), _ahead("hot"))
 ROUTING = (
@@ -98,6 +98,7 @@ ROUTING = (
 PROMPTS = (
     *(_prompt(f"experts = {n}", knob("moe-spec", experts=n, scope="prefill")) for n in (8, 16, 24)),
     *(_prompt(f"k = {k}, in the prompt", knob("top-k", k=k, scope="prefill")) for k in (2, 3)),
+    _prompt('importance = "uniform", all trivial', knob("edgexpert-prefill", importance="uniform", high=2.0, low=2.0)),
     *(_prompt(f'importance = "{name}"', knob("edgexpert-prefill", importance=name)) for name in SCORERS),
 )
 CASES: tuple[Case, ...] = (*CACHES, *PREFETCHERS, *ROUTING, *PROMPTS)

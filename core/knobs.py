@@ -76,6 +76,11 @@ class Knobs:
         seam.weigh = self.weigh
 
     @property
+    def acts(self) -> bool:
+        """Whether a policy is asked about the decode in progress."""
+        return bool(self._asked)
+
+    @property
     def worst(self) -> float:
         """The greatest loss of a token in the decode that is in progress, or in the last one."""
         return float(self._ledger.means.max(initial=0.0))
@@ -92,8 +97,6 @@ class Knobs:
         Raises PluginError naming policy and layer if one leaves a token without an expert, or an id that is none.
         """
         self.expect_weighed()
-        if not self._asked:
-            return keys
         facts, counters = self._seam.banks[bank], self.counters
         routing, whole = self._routing(bank, sight)
         own = routing.ids.copy()

@@ -140,9 +140,9 @@ class Stream:
             self.lane.begin(batch)
             if self._wide:
                 self.lane.clear()  # layers are read whole
-        self.seam.attentive = self._wide or self._looks or self.knobs is not None or bool(self._watchers)
         if self.knobs is not None:
             self.knobs.begin(batch)
+        self.seam.attentive = self._wide or self._looks or self._turns or bool(self._watchers)
         for watcher in self._watchers:
             watcher.begin(batch)
 
@@ -150,6 +150,11 @@ class Stream:
     def _looks(self) -> bool:
         """Whether a plugin is to see every routing, hit or not."""
         return self._observer is not None or (self.lane is not None and self.lane.listens)
+
+    @property
+    def _turns(self) -> bool:
+        """Whether a routing policy acts on this decode."""
+        return self.knobs is not None and self.knobs.acts
 
     def close(self) -> None:
         """Nothing is read any more."""
@@ -162,7 +167,7 @@ class Stream:
         Raises what a plugin or the fetcher raises.
         """
         try:
-            if self.knobs is not None:
+            if self.knobs is not None and self.knobs.acts:
                 began = time.perf_counter()
                 keys = self.knobs.turn(bank, self.sight(bank), keys)
                 self.counters.manage_s += time.perf_counter() - began

@@ -323,3 +323,21 @@ def test_the_marks_are_in_the_run_record(models):
     (shown,) = record.resolved["routing"]
     assert ("drop-cold", True) == (shown["name"], shown["lossy"])
     json.dumps(dict(record.resolved))
+
+
+def test_a_decode_that_no_policy_acts_on_enters_python_for_misses_alone(models):
+    """As without policies: once all is in memory, no routing of a generated token is looked at."""
+    knob = {"plugin": "top-k", "options": {"k": 1, "scope": "prefill"}}
+    room = {"cache": {"policy": "lru", "budget_mb": 64}}
+    with open_engine(table(models.path("tiny-qwen3moe"), knob, **room)) as engine:
+        with engine.conversation() as conversation:
+            for token in range(120):
+                conversation.feed([token], "decode")
+        seen: list[int] = []
+        engine.seam.handler = lambda bank, keys: seen.append(bank)
+        rows(engine)
+        assert not seen
+        engine.seam.handler = engine.stream.route
+        with engine.conversation() as conversation:
+            conversation.feed([5])
+        assert engine.stream.knobs.counters.dropped > 0

@@ -31,6 +31,7 @@ class Account:
         self._signs = Signs()
         self._window: deque[tuple[int, int]] = deque(maxlen=WINDOW)
         self._delays: dict[int, float] = {}
+        self._others: float | None = None
         self._between = 0.0
         self._ended: float | None = None
         engine.process.sample()
@@ -50,7 +51,7 @@ class Account:
         self.spent(step)
         cost, process = step.cost, self._engine.process.sample()
         if cost is self.prefill:
-            self._delays = self._engine.process.delays_s()
+            self._delays, self._others = self._engine.process.delays_s(), self._engine.process.others_s()
         else:
             self._window.append((cost.hits or 0, cost.lookups or 0))
             self._suffered(process)
@@ -145,6 +146,10 @@ class Account:
         now, then = self._engine.process.delays_s(), self._delays
         return max((delay - then.get(thread, 0.0) for thread, delay in now.items()), default=None)
 
+    def _worked_for_others(self) -> float | None:
+        now = self._engine.process.others_s()
+        return None if now is None or self._others is None else max(0.0, now - self._others)
+
     def _measured(self, budget_bytes: int) -> Signs:
         decode = self._decode
         return replace(
@@ -154,6 +159,7 @@ class Account:
             read_wait_s=decode.read_wait_s,
             manage_s=decode.manage_s,
             delayed_s=self._delayed(),
+            others_s=self._worked_for_others(),
             lookups=decode.lookups or 0,
             hits=decode.hits or 0,
             rereads=decode.rereads or 0,

@@ -33,7 +33,8 @@ MIB = 1 << 20
 class Signs:
     """Sums over the decodes of a run, the prompt's left out. None = unmeasured. ``budget_bytes`` 0: the cache is off.
 
-    ``delayed_s`` is how long the thread of the process that had to wait most for a processor did so.
+    ``delayed_s`` is how long the thread of the process that had to wait most for a processor did so, ``others_s`` how
+    long processors worked for other processes meanwhile: the lanes of a fetcher also wait for each other.
     """
 
     tokens: int = 0
@@ -41,6 +42,7 @@ class Signs:
     read_wait_s: float | None = None
     manage_s: float | None = None
     delayed_s: float | None = None
+    others_s: float | None = None
     lookups: int = 0
     hits: int = 0
     rereads: int = 0
@@ -88,6 +90,8 @@ def _budget(s: Signs) -> Iterator[Cause]:
 
 def _processor(s: Signs) -> Iterator[Cause]:
     delayed = s.delayed_s or 0.0
+    if s.others_s is not None:
+        delayed = min(delayed, s.others_s)
     share = delayed / s.decode_s
     if share < DELAYED_SHARE or delayed < DELAYED_S:
         return

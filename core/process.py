@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ class ProcessCounters:
 
     def __init__(self, proc: str = "/proc") -> None:
         self._status = _open(f"{proc}/self/status")
-        self._tasks = f"{proc}/self/task"
+        self._tasks, self._all = f"{proc}/self/task", f"{proc}/stat"
         source = pressure_source(proc)
         self._pressure = None if source is None else _open(f"{proc}/pressure/{source}")
         self._faults: tuple[int, int, int] | None = None
@@ -79,6 +80,17 @@ class ProcessCounters:
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     found[int(thread)] = int(Path(self._tasks, thread, "schedstat").read_bytes().split()[1]) / 1e9
         return found
+
+    def others_s(self) -> float | None:
+        """Seconds that all processors of the machine have worked for anything but this process, since it was started.
+
+        From the first line of ``/proc/stat``, what a hypervisor took away included. None where that cannot be read.
+        """
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            ticks = [int(field) for field in Path(self._all).read_bytes().splitlines()[0].split()[1:9]]
+            waiting = ticks[3] + ticks[4]  # idle, and idle while the drive reads
+            return (sum(ticks) - waiting) / os.sysconf("SC_CLK_TCK") - time.process_time()
+        return None
 
     def close(self) -> None:
         """Close the descriptors; later samples are unmeasured. May be called twice."""

@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,17 @@ class TestProcessCounters:
 
         assert (None, None, None) == (sample.rss_bytes, sample.swap_bytes, sample.psi_some_us)
         assert counters.peak_rss_bytes() is None
+
+    def test_what_others_had_of_the_processors_leaves_out_waiting_and_this_process(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(time, "process_time", lambda: 2.0)
+        hertz = os.sysconf("SC_CLK_TCK")
+        fields = [3, 1, 2, 500, 400, 1, 1, 1, 9, 9]  # user nice system idle iowait irq softirq steal guest guest_nice
+        (tmp_path / "stat").write_text(f"cpu  {' '.join(str(hertz * n) for n in fields)}\ncpu0 1 2 3\n")
+        counters = ProcessCounters(str(tmp_path))
+
+        assert counters.others_s() == 3 + 1 + 2 + 1 + 1 + 1 - 2.0
+        (tmp_path / "stat").write_text("nothing\n")
+        assert counters.others_s() is None
 
     def test_closing_twice_is_harmless_and_ends_the_measuring(self, tmp_path):
         self._proc(tmp_path, 100, 0, 1)

@@ -34,7 +34,7 @@ class Signs:
     """Sums over the decodes of a run, the prompt's left out. None = unmeasured. ``budget_bytes`` 0: the cache is off.
 
     ``delayed_s`` is how long the thread of the process that had to wait most for a processor did so, ``others_s`` how
-    long processors worked for other processes meanwhile: the lanes of a fetcher also wait for each other.
+    long processors were not its own though they were not idle: the lanes of a fetcher also wait for each other.
     """
 
     tokens: int = 0

@@ -23,7 +23,7 @@ from bmoe.importance import scored
 from bmoe.knobs import Knobs
 from bmoe.lane import Lane
 from bmoe.log import get_logger
-from bmoe.machine import read_machine
+from bmoe.machine import control_groups, read_machine
 from bmoe.native import interrupts, repack, tensor
 from bmoe.native.compiled import make_seam
 from bmoe.native.evalhook import Seam
@@ -139,7 +139,7 @@ class Engine:
                 self.stream.obey(self._make_knobs(bound.weighings))
             self.model.count_reads()
             self.warmth = self._make_warmth(stack, store, cancelled)
-        self.process = ProcessCounters()
+        self.process = ProcessCounters(groups=tuple(control_groups()))
         stack.callback(self.process.close)
         self.watch: PressureWatch | None = None
         mode = plan.profile.cache.watch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,9 +35,11 @@ class ProcessCounters:
     ``/proc/pressure/io`` (``memory`` where there is no ``io``).
     """
 
-    def __init__(self, proc: str = "/proc") -> None:
+    def __init__(self, proc: str = "/proc", groups: Sequence[Path] = ()) -> None:
+        """``groups`` are the folders of this process's control groups, which may have a quota of the processors."""
         self._status = _open(f"{proc}/self/status")
         self._tasks, self._all = f"{proc}/self/task", f"{proc}/stat"
+        self._quotas = [folder / "cpu.stat" for folder in groups]
         source = pressure_source(proc)
         self._pressure = None if source is None else _open(f"{proc}/pressure/{source}")
         self._faults: tuple[int, int, int] | None = None
@@ -82,14 +85,16 @@ class ProcessCounters:
         return found
 
     def others_s(self) -> float | None:
-        """Seconds that all processors of the machine have worked for anything but this process, since it was started.
+        """Seconds that this process did not have of all processors though they were not idle, since it was started.
 
-        From the first line of ``/proc/stat``, what a hypervisor took away included. None where that cannot be read.
+        What others worked, a hypervisor took away, or the quota of a control group withheld: from the first line of
+        ``/proc/stat`` and from ``cpu.stat``. None where that cannot be read.
         """
         with contextlib.suppress(OSError, ValueError, IndexError):
             ticks = [int(field) for field in Path(self._all).read_bytes().splitlines()[0].split()[1:9]]
             waiting = ticks[3] + ticks[4]  # idle, and idle while the drive reads
-            return (sum(ticks) - waiting) / os.sysconf("SC_CLK_TCK") - time.process_time()
+            worked = (sum(ticks) - waiting) / os.sysconf("SC_CLK_TCK") - time.process_time()
+            return worked + max(map(_withheld_s, self._quotas), default=0.0)
         return None
 
     def close(self) -> None:
@@ -98,6 +103,14 @@ class ProcessCounters:
             if fd is not None:
                 os.close(fd)
         self._status = self._pressure = None
+
+
+def _withheld_s(path: Path) -> float:
+    """Seconds that a control group was stopped by its quota, of either version; 0 where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        fields = dict(line.split() for line in path.read_text(encoding="ascii").splitlines())
+        return int(fields.get("throttled_usec", 0)) / 1e6 + int(fields.get("throttled_time", 0)) / 1e9
+    return 0.0
 
 
 def _open(path: str) -> int | None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import bmoe
 from bmoe.contracts import Cause
-from bmoe.diagnosis import LEAST_S, LEAST_TOKENS, Signs, diagnose
+from bmoe.diagnosis import DELAYED_SHARE, LEAST_S, LEAST_TOKENS, Signs, diagnose
 from bmoe.native import io
 from bmoe.process import ProcessCounters
 
@@ -127,29 +127,42 @@ def run(*overrides: str, tokens: int = 60) -> list[str] | None:
         return names(conversation.summary.causes)
 
 
-@pytest.fixture
-def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that does nothing else: a processor that is busy as well is named too, and rightly."""
-    monkeypatch.setattr(ProcessCounters, "others_s", lambda self: 0.0)
+@pytest.mark.parametrize(("busy", "named"), [(False, False), (True, True)])
+def test_a_thread_that_waits_is_held_against_what_others_had(
+    monkeypatch: pytest.MonkeyPatch, busy: bool, named: bool
+) -> None:
+    """A thread always waits for a processor; whether that is anybody's doing decides."""
+    monkeypatch.setattr(ProcessCounters, "delays_s", lambda self: {1: time.perf_counter()})
+    monkeypatch.setattr(ProcessCounters, "others_s", lambda self: time.perf_counter() if busy else 0.0)
+
+    assert ("processor" in (run("cache.budget_mb=200") or [])) == named
 
 
 def soon(attempt: Callable[[], list[str] | None], wanted: list[str]) -> None:
-    """What the machine does beside this takes time of its drive and memory: try again a few times."""
+    """The machine may be busy with something else, which is named too, and rightly: try again a few times.
+
+    "processor" is no mistake where others did have it, by as much as the diagnosis asks for.
+    """
     seen = []
     for _ in range(6):
-        seen.append(attempt())
+        others, began = ProcessCounters(), time.perf_counter()
+        before = others.others_s()
+        found = attempt()
+        had = (others.others_s() or 0.0) - (before or 0.0)
+        others.close()
+        if found is not None and "processor" not in wanted and had >= DELAYED_SHARE * (time.perf_counter() - began):
+            found = [name for name in found if name != "processor"]
+        seen.append(found)
         if seen[-1] == wanted:
             return
         time.sleep(1)
     raise AssertionError(f"{wanted} was never named alone: {seen}")
 
 
-@pytest.mark.usefixtures("undisturbed")
 def test_a_clean_run_of_a_model_names_nothing() -> None:
     soon(lambda: run("cache.budget_mb=200"), [])
 
 
-@pytest.mark.usefixtures("undisturbed")
 def test_a_slow_drive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = io.pread
 
@@ -162,12 +175,10 @@ def test_a_slow_drive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     soon(lambda: run("cache.budget_mb=14", "fetch.lanes=1"), ["drive"])
 
 
-@pytest.mark.usefixtures("undisturbed")
 def test_a_budget_that_is_too_small_is_named() -> None:
     soon(lambda: run("cache.budget_mb=4", tokens=120), ["budget"])
 
 
-@pytest.mark.usefixtures("undisturbed")
 def test_a_cache_that_is_off_is_named() -> None:
     soon(lambda: run("cache.budget_mb=0"), ["budget"])
 
@@ -214,7 +225,6 @@ def reclaiming(path: str) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.usefixtures("undisturbed")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="takes pages away as Linux does")
 def test_memory_that_is_taken_away_is_named(tmp_path: Path) -> None:
     from bmoe.bundled import find_model

@@ -182,6 +182,14 @@ class TestProcessCounters:
         counters = ProcessCounters(str(tmp_path))
 
         assert counters.others_s() == 3 + 1 + 2 + 1 + 1 + 1 - 2.0
+        groups = [tmp_path / "none", tmp_path / "one", tmp_path / "two"]
+        for folder, stat in (
+            ("one", "nr_throttled 1\nthrottled_usec 500000\n"),
+            ("two", "throttled_time 1500000000\n"),
+        ):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "cpu.stat").write_text(stat)
+        assert ProcessCounters(str(tmp_path), groups).others_s() == counters.others_s() + 1.5
         (tmp_path / "stat").write_text("nothing\n")
         assert counters.others_s() is None
 

@@ -6,7 +6,6 @@ import io
 import json
 
 import pytest
-import structlog
 
 from bmoe.log import LEVELS, configure_logging, get_logger
 
@@ -14,13 +13,6 @@ from bmoe.log import LEVELS, configure_logging, get_logger
 class Tty(io.StringIO):
     def isatty(self):
         return True
-
-
-@pytest.fixture(autouse=True)
-def _fresh_log():
-    structlog.reset_defaults()
-    yield
-    structlog.reset_defaults()
 
 
 class TestConfigured:

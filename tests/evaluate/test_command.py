@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import structlog
 
 from bmoe.cli import main
 from bmoe.cli.eval import _figure, _remarks
@@ -22,12 +21,6 @@ from bmoe.testing.terminal import Screen, Terminal
 TEXTS = [{"text": "a river"}, {"text": "the old house"}, {"text": "home"}]
 CHOICE = {"question": "q", "choices": ["ab", "c d"], "answer": "B"}
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "eval.md"
-
-
-@pytest.fixture(autouse=True)
-def _fresh_log():
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture(name="base")

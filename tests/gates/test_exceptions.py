@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 import bmoe
 from bmoe.cli import main
@@ -30,12 +28,6 @@ OUTCOMES = {
     "nomic-bert-moe": ("every logit is zero", ""),
 }
 """What comes of the tiny model in plain llama.cpp, and what llama.cpp says of it."""
-
-
-@pytest.fixture(autouse=True)
-def _fresh_log() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module", name="models")

@@ -320,7 +320,7 @@ def test_an_interrupt_that_ends_other_tickets_is_found(shards: Shards):
 
 
 def test_direct_that_is_not_true_is_found(shards: Shards):
-    with pytest.raises(AssertionError, match="the bytes of direct reads are in the page cache"):
+    with pytest.raises(AssertionError, match="bytes of direct reads are in the page cache"):
         gate(Lies).test_direct_is_true(shards)
     with pytest.raises(AssertionError):
         gate(Lies).test_buffered_if_so_asked(shards)

@@ -115,7 +115,7 @@ class Account:
             slot_bytes=store.slot_bytes if store is not None else 0,
             cache_budget_bytes=store.budget_bytes if store is not None else 0,
             cache_held_bytes=store.held_bytes if store is not None else 0,
-            cache_resizes=engine.cache_resizes,
+            cache_resizes=engine.cache_size.resizes,
             preloaded_bytes=preloaded_bytes(engine),
             direct_io=engine.stream.fetcher.direct if engine.stream is not None else None,
             seam=engine.seam.name if store is not None else "none",

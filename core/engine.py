@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bmoe.bind import HotPath, bind
-from bmoe.budget import CacheBudget, resized, size_budget, widest_ubatch
+from bmoe.budget import CacheBudget
+from bmoe.cachesize import CacheSize
 from bmoe.contracts import BatchContext, Placement, RunRecord
 from bmoe.decode import DecodeCost
-from bmoe.errors import ModelError, NativeError, ProfileError
+from bmoe.errors import ModelError, NativeError
 from bmoe.guesses import GuessingStore
 from bmoe.heat import read_heat
 from bmoe.importance import scored
@@ -27,7 +28,6 @@ from bmoe.machine import control_groups, read_machine
 from bmoe.native import interrupts, repack, tensor
 from bmoe.native.compiled import make_seam
 from bmoe.native.evalhook import Seam
-from bmoe.native.memory import PAGE
 from bmoe.native.model import Context, ContextOptions, Model
 from bmoe.native.nodetimer import NodeTimer
 from bmoe.native.weighing import Weighing
@@ -83,7 +83,6 @@ class Engine:
         # reentrant, since a signal handler may stop the decode that its own thread is about to begin
         self._turn = threading.RLock()
         self._running: Context | None = None
-        self.cache_resizes = 0
         self._requests = itertools.count(1)
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         self._log = get_logger()
@@ -141,11 +140,12 @@ class Engine:
             self.warmth = self._make_warmth(stack, store, cancelled)
         self.process = ProcessCounters(groups=tuple(control_groups()))
         stack.callback(self.process.close)
-        self.watch: PressureWatch | None = None
+        watch: PressureWatch | None = None
         mode = plan.profile.cache.watch
         if plan.streaming and mode != "off":
-            self.watch = PressureWatch(mode, plan.budget.least)
-            stack.callback(self.watch.close)
+            watch = PressureWatch(mode, plan.budget.least)
+            stack.callback(watch.close)
+        self.cache_size = CacheSize(plan, self.stream, self.hot.policy.below_cycle, watch, self._resized)
 
     def __enter__(self) -> Engine:
         return self
@@ -175,10 +175,16 @@ class Engine:
     def decode(
         self, context: Context, tokens: Sequence[int], batch: BatchContext, cancelled: Callable[[], bool]
     ) -> DecodeCost:
-        """One llama_decode of at most a ubatch, and its cost. Conversations take turns by decodes.
+        """One llama_decode of at most a ubatch, after what the KV holds, and its cost; as :meth:`perform`."""
+        return self.perform(context, lambda: context.decode(tokens), batch, cancelled)
 
-        ``batch`` says what the tokens are. ``cancelled`` is asked once it is this context's turn: a stop may have come
-        while it waited.
+    def perform(
+        self, context: Context, work: Callable[[], int], batch: BatchContext, cancelled: Callable[[], bool]
+    ) -> DecodeCost:
+        """One llama_decode on ``context``, which ``work`` calls and whose code it returns; its cost.
+
+        Conversations take turns by decodes. ``batch`` says what the tokens are. ``cancelled`` is asked once it is this
+        context's turn: a stop may have come while it waited.
 
         Raises what a plugin or a read raised inside it, as itself; NativeError if llama.cpp fails; Stopped if
         :meth:`stop` ended it. Afterwards nothing of this decode is in the KV.
@@ -195,7 +201,7 @@ class Engine:
                 self._running = context
             cpu, began = time.process_time(), time.perf_counter()
             try:
-                code = 2 if cancelled() else context.decode(tokens)
+                code = 2 if cancelled() else work()
             finally:
                 with self._turn:
                     self._running = None
@@ -215,11 +221,12 @@ class Engine:
             if code != 0:
                 reason = "no room in the KV cache; raise model.ctx" if code == 1 else f"llama_decode returned {code}"
                 raise NativeError(f"{self.facts.path}: {reason}")
-            cost = _cost(len(tokens), took, cpu, before, _snapshot(stream))
+            tokens = len(batch.positions)
+            cost = _cost(tokens, took, cpu, before, _snapshot(stream))
             if stream is not None and stream.knobs is not None:
                 cost.worst_loss = stream.knobs.worst
             if self.warmth is not None:
-                self.warmth.ended(len(tokens))
+                self.warmth.ended(tokens)
             return cost
 
     def importance(self, prompt: Sequence[int]) -> tuple[float, ...]:
@@ -245,53 +252,22 @@ class Engine:
         """
         with self._lock:
             _ = self.model.handle  # refuses a closed engine
-            store = self.stream.store if self.stream is not None else None
-            if not isinstance(store, ExpertStore):
-                raise ProfileError("the cache is off and cannot be resized; open with cache.budget_mb above 0")
-            if self._running is not None:
-                raise NativeError("the cache cannot be resized inside a decode; do it between two tokens")
-            guesses = isinstance(store, GuessingStore)
-            budget = resized(budget_mb, self.facts, PAGE, self.hot.policy.below_cycle, ahead=guesses)
-            self._resize(store, budget)
-            return store.held_bytes
+            return self.cache_size.resize(budget_mb, busy=self._running is not None)
 
     def relieve(self) -> None:
         """Between two tokens: look for memory pressure and say so, or shrink the cache, as ``cache.watch`` asks."""
-        watch, stream = self.watch, self.stream
-        if watch is None or stream is None:
-            return
-        store = stream.store
         with self._lock:
-            advice = watch.sample(store.budget_bytes) if self.model.is_open else None
-            if advice is None:
-                return
-            if advice.budget_bytes is None or not isinstance(store, ExpertStore):
-                said = "lower cache.budget_mb" if store.budget_bytes else "lower model.ctx or close other programs"
-                self._log.warning("memory is short", seen=advice.reason, remedy=said)
-            elif advice.budget_bytes < store.budget_bytes and self._running is None:
-                self._log.warning("memory is short: the cache shrinks", seen=advice.reason)
-                ahead = isinstance(store, GuessingStore)
-                self._resize(store, size_budget(advice.budget_bytes, "auto", self.facts, PAGE, ahead=ahead))
+            if self.model.is_open:
+                self.cache_size.relieve(busy=self._running is not None)
 
     @property
     def width(self) -> int:
         """Tokens of a prompt that are decoded together: the plan's ubatch, or fewer since the cache became smaller."""
-        store = self.stream.store if self.stream is not None else None
-        if store is None or not store.budget_bytes:
-            return self.plan.ubatch
-        kept = store.budget_bytes - store.room_bytes
-        return min(self.plan.ubatch, widest_ubatch(kept, self.facts, PAGE) or self.plan.ubatch)
+        return self.cache_size.width
 
-    def _resize(self, store: ExpertStore, budget: CacheBudget) -> None:
-        before = store.budget_bytes
-        if self.stream is not None:
-            self.stream.close()  # nothing is on its way into a room that goes
-        store.resize(budget.bytes, budget.room)
-        self.cache_resizes += 1
-        now = budget.bytes
-        self._log.info("cache resized", from_mib=before >> 20, to_mib=now >> 20, held_mib=store.held_bytes >> 20)
-        # runs that begin from now on tell the budget that they run with
-        cache = {**self.record.resolved["cache"], "budget_bytes": now, "room_bytes": budget.room}
+    def _resized(self, budget: CacheBudget) -> None:
+        """Runs that begin from now on tell the budget that they run with."""
+        cache = {**self.record.resolved["cache"], "budget_bytes": budget.bytes, "room_bytes": budget.room}
         self.record = replace(self.record, resolved={**self.record.resolved, "cache": cache})
 
     def stop(self, context: Context) -> None:

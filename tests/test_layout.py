@@ -53,7 +53,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"frames", "governor", "importance", "loss", "opened", "sight", "weights"}),
     frozenset({"store"}),
     frozenset({"guesses", "preload", "slots"}),
-    frozenset({"knobs", "lane"}),
+    frozenset({"cachesize", "knobs", "lane"}),
     frozenset({"stream"}),
     frozenset({"decode", "trace"}),
     frozenset({"engine"}),
@@ -67,6 +67,7 @@ UPWARDS = {("engine", "conversation")}  # `engine.conversation()` makes one; imp
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 FACADES = {"bmoe", "bmoe._pytest_plugin"}
 NATIVE_USERS = {
+    "cachesize",
     "engine",
     "guesses",
     "knobs",

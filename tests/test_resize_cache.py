@@ -89,7 +89,7 @@ def test_a_budget_below_one_cycle_is_refused_with_the_number_needed_and_changes_
         assert f"resize_cache(1.5) is below what one token uses (4 experts); give at least {need}, " in str(
             caught.value
         )
-        assert (20 * MIB, 0) == (engine.stream.store.budget_bytes, engine.cache_resizes)
+        assert (20 * MIB, 0) == (engine.stream.store.budget_bytes, engine.cache_size.resizes)
         engine.resize_cache(need)
 
 
@@ -156,7 +156,7 @@ def test_another_thread_may_resize_while_tokens_are_generated(model):
             done.set()
             thread.join()
         assert not failed
-        assert engine.cache_resizes > len(sizes)
+        assert engine.cache_size.resizes > len(sizes)
 
 
 def test_a_closed_engine_is_refused(model):
@@ -183,13 +183,15 @@ class Scripted:
 def test_the_watch_is_asked_after_every_token_and_its_advice_is_taken(model, capsys):
     with bmoe.open(PROFILE, model, ["cache.budget_mb=40"]) as engine, engine.conversation() as conversation:
         expected = run(conversation).logits_sha256
-        engine.watch.close()
-        engine.watch = Scripted(None, Advice("much", 30 * MIB), None, Advice("more", 50 * MIB), Advice("most", None))
+        engine.cache_size.watch.close()
+        engine.cache_size.watch = Scripted(
+            None, Advice("much", 30 * MIB), None, Advice("more", 50 * MIB), Advice("most", None)
+        )
         summary = run(conversation)
 
-        assert [40 * MIB] * 2 + [30 * MIB] * 4 == engine.watch.seen
+        assert [40 * MIB] * 2 + [30 * MIB] * 4 == engine.cache_size.watch.seen
         assert (expected, 30 * MIB, 1) == (summary.logits_sha256, summary.cache_budget_bytes, summary.cache_resizes)
-        engine.watch = None
+        engine.cache_size.watch = None
     told = capsys.readouterr()
     assert "memory is short: the cache shrinks" in told.out + told.err
 
@@ -199,4 +201,4 @@ def test_the_watch_is_asked_after_every_token_and_its_advice_is_taken(model, cap
 )
 def test_the_profile_chooses_the_watch(model, watch, kind):
     with bmoe.open(PROFILE, model, ["cache.budget_mb=20", f'cache.watch="{watch}"']) as engine:
-        assert kind == type(engine.watch).__name__
+        assert kind == type(engine.cache_size.watch).__name__

@@ -9,12 +9,17 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bmoe.contracts import ModelFacts
 from bmoe.errors import ModelError, NativeError
 from bmoe.native import interrupts, lib, llamalog
+from bmoe.native.batch import Batch
 from bmoe.native.carve import Carver
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _LOAD_MMAP = 1
 _FLASH = {"auto": -1, False: 0, True: 1}
@@ -35,8 +40,9 @@ class OpenReport:
 class ContextOptions:
     """Parameters of a context.
 
-    ``threads`` serve single tokens and prompts alike; ``outputs`` is the most logits rows of one decode; ``ctx_type``
-    and ``rollback`` (snapshots of recurrent state) are for drafting.
+    ``threads`` serve single tokens and prompts alike; ``outputs`` is the most logits rows of one decode. For drafting:
+    ``ctx_type``, ``rollback`` (how many tokens a recurrent state can go back), and ``sequences``, the most paths of a
+    candidate tree.
     """
 
     ctx: int = 2048
@@ -47,6 +53,7 @@ class ContextOptions:
     outputs: int = 1
     ctx_type: int = 0
     rollback: int = 0
+    sequences: int = 1
 
 
 class _BufferOverride(ctypes.Structure):
@@ -187,6 +194,8 @@ class Context:
         params.flash_attn_type = _FLASH[options.flash_attention]
         params.type_k = params.type_v = _KV_TYPES[options.kv_type]
         params.ctx_type, params.n_rs_seq = options.ctx_type, options.rollback
+        # paths of a tree share the cells of what they have in common
+        params.n_seq_max, params.kv_unified = options.sequences, options.sequences > 1
         params.no_perf = True
         self._callbacks = callbacks
         if isinstance(callbacks, tuple):
@@ -207,7 +216,7 @@ class Context:
             raise NativeError(
                 f"llama.cpp cannot create a context of {options.ctx} tokens: {reason}; lower model.ctx or model.ubatch"
             )
-        self._tokens = (ctypes.c_int32 * options.ubatch)()
+        self._batch = Batch(options.ubatch)
 
     def __enter__(self) -> Context:
         return self
@@ -222,20 +231,58 @@ class Context:
 
     def decode(self, tokens: Sequence[int]) -> int:
         """Decode up to ``ubatch`` tokens after those in the KV, with logits for the last; llama_decode's code."""
+        return self._decode(self._batch.continuing(tokens))
+
+    def decode_at(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[tuple[int, ...]] = (),
+        *,
+        outputs: bool = True,
+        hidden: NDArray[np.float32] | None = None,
+    ) -> int:
+        """Decode up to ``ubatch`` tokens at these positions, with logits for each or none; llama_decode's code.
+
+        ``sequences`` and ``hidden`` as in :meth:`Batch.placed <bmoe.native.batch.Batch.placed>`.
+        """
+        return self._decode(self._batch.placed(tokens, positions, sequences, outputs=outputs, hidden=hidden))
+
+    def _decode(self, batch: Any) -> int:
         if not self._handle:
             raise NativeError(f"{self.model.path}: this conversation is closed; open another one")
-        count = len(tokens)
-        self._tokens[:count] = list(tokens)
-        return int(self._llama.llama_decode(self._handle, self._llama.llama_batch_get_one(self._tokens, count)))
+        return int(self._llama.llama_decode(self._handle, batch))
 
-    def logits(self) -> Any:
-        """The last token's logits as a float32 array [n_vocab]; llama.cpp's memory, valid until the next decode."""
+    def logits(self, row: int = -1) -> Any:
+        """One token's logits as a float32 array [n_vocab]; llama.cpp's memory, valid until the next decode.
+
+        ``row`` is the token's place in the last batch; -1 = the last output.
+        """
         import numpy as np
 
-        pointer = self._llama.llama_get_logits_ith(self._handle, -1)
+        pointer = self._llama.llama_get_logits_ith(self._handle, row)
         if not pointer:
-            raise NativeError("llama.cpp has no logits for the last token")
+            raise NativeError(f"llama.cpp has no logits for token {row} of the last batch")
         return np.ctypeslib.as_array(pointer, (self.model.n_vocab,))
+
+    def branch(self, paths: int) -> None:
+        """Let sequences 1 up to ``paths`` share what sequence 0 holds, so that paths of a tree can go on from it."""
+        memory = self._llama.llama_get_memory(self._handle)
+        for sequence in range(1, paths):
+            self._llama.llama_memory_seq_cp(memory, 0, sequence, -1, -1)
+
+    def take(self, path: int, position: int) -> bool:
+        """Of all paths keep this one up to ``position``, as sequence 0; False if this memory cannot be cut."""
+        if not self._handle:
+            return True
+        memory = self._llama.llama_get_memory(self._handle)
+        if not self._llama.llama_memory_seq_rm(memory, path, position, -1):
+            return False
+        if path:
+            self._llama.llama_memory_seq_keep(memory, path)
+            self._llama.llama_memory_seq_cp(memory, path, 0, -1, -1)
+        self._llama.llama_memory_seq_keep(memory, 0)
+        return True
 
     def truncate(self, position: int) -> bool:
         """Drop everything at or after ``position`` from the KV; False (nothing changed) if this memory cannot."""

@@ -52,12 +52,12 @@ class Sampler:
         # a chain over 150,000 candidates costs more than an argmax
         self._greedy = options.temp <= 0 and options.repeat_penalty == 1.0
 
-    def next(self, context: Context) -> int:
-        """The token after the context's last one; ties go to the lowest id.
+    def next(self, context: Context, row: int = -1) -> int:
+        """The token after that at ``row`` of the last batch, -1 = its last; ties go to the lowest id.
 
         Raises LogitsError if the logits are not numbers: whatever is chosen of them, the text goes round in circles.
         """
-        logits = context.logits()
+        logits = context.logits(row)
         likeliest = int(logits.argmax())
         if np.isnan(logits[likeliest]):  # argmax finds a NaN before any number
             raise LogitsError(
@@ -66,7 +66,7 @@ class Sampler:
             )
         if self._greedy:
             return likeliest
-        return int(self._llama.llama_sampler_sample(self._chain, context.handle, -1))
+        return int(self._llama.llama_sampler_sample(self._chain, context.handle, row))
 
     def close(self) -> None:
         """Free the chain and its stages. May be called twice."""

@@ -6,10 +6,14 @@ import hashlib
 import time
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 from bmoe.contracts import RunSummary, TokenRecord
-from bmoe.decode import DecodeCost, Step
+from bmoe.costs import DecodeCost
+from bmoe.decode import Step
 from bmoe.diagnosis import Signs, diagnose
+from bmoe.draftaccount import DraftAccount
+from bmoe.drafting import Drafting
 from bmoe.engine import Engine
 from bmoe.opened import preloaded_bytes
 from bmoe.process import ProcessSample
@@ -21,8 +25,10 @@ WINDOW = 32
 class Account:
     """Adds up one generation. The prompt's decodes are kept apart from those of single tokens."""
 
-    def __init__(self, engine: Engine, digest: hashlib._Hash | None) -> None:
+    def __init__(self, engine: Engine, digest: hashlib._Hash | None, drafting: Drafting | None = None) -> None:
         self._engine = engine
+        self._drafts = None if drafting is None else DraftAccount(drafting)
+        self._made = 0
         self.digest = digest
         self.prefill = DecodeCost()
         self.stop = "error"
@@ -40,6 +46,9 @@ class Account:
         """The decode behind a step, if it was not the prompt's."""
         if step.cost is not self.prefill:
             self._decode.add(step.cost)
+            self._made += 1
+            if step.draft is not None and self._drafts is not None:
+                self._drafts.add(step.draft)
 
     def resumed(self) -> None:
         """The caller asked for more: what it did meanwhile counts as between tokens."""
@@ -52,8 +61,9 @@ class Account:
         cost, process = step.cost, self._engine.process.sample()
         if cost is self.prefill:
             self._delays, self._others = self._engine.process.delays_s(), self._engine.process.others_s()
-        else:
+        elif cost.decodes:
             self._window.append((cost.hits or 0, cost.lookups or 0))
+        if cost is not self.prefill:
             self._suffered(process)
         record = TokenRecord(
             index=self.tokens,
@@ -76,6 +86,7 @@ class Account:
             dropped=cost.dropped,
             substituted=cost.substituted,
             lost_mass=cost.lost_mass,
+            **_of_draft(step),
             **process._asdict(),
         )
         self.tokens += 1
@@ -88,12 +99,15 @@ class Account:
         store = engine.stream.store if engine.stream is not None else None
         lookups, hits = decode.lookups or 0, decode.hits or 0
         losses = [cost.worst_loss for cost in (prefill_cost, decode) if cost.worst_loss is not None]
+        drafts = self._drafts
+        decoding_s = decode.decode_s + (0.0 if drafts is None else drafts.seconds)
         lane = engine.stream.lane if engine.stream is not None else None
-        prefill_bytes, decode_bytes = (_all_bytes(cost) for cost in (prefill_cost, decode))
+        prefill_bytes, decode_bytes = prefill_cost.all_bytes, decode.all_bytes
+        decode_bytes += 0 if drafts is None else drafts.cost.all_bytes
         return RunSummary(
             tokens=self.tokens,
             prompt_tokens=prefill_cost.tokens,
-            tok_s=decode.decodes / decode.decode_s if decode.decodes else None,
+            tok_s=self._made / decoding_s if decode.decodes else None,
             open_s=engine.open_s,
             prefill_s=prefill_cost.decode_s,
             decode_s=decode.decode_s,
@@ -104,7 +118,7 @@ class Account:
             rereads=decode.rereads or 0,
             bytes_read=decode_bytes + prefill_bytes,
             prefill_bytes=prefill_bytes,
-            bytes_per_token=None if decode.read_bytes is None else decode_bytes / decode.decodes,
+            bytes_per_token=None if decode.read_bytes is None else decode_bytes / self._made,
             io_wait_s=decode.read_wait_s,
             manage_s=decode.manage_s,
             cpu_s=decode.cpu_s if decode.decodes else None,
@@ -132,6 +146,7 @@ class Account:
             ahead_wasted_bytes=None if lane is None else decode.wasted_bytes or 0,
             ahead_off_tokens=None if lane is None else decode.off or 0,
             ahead_note=None if lane is None else lane.note,
+            **({} if drafts is None else drafts.summary(decode, self._made)),
         )
 
     def _suffered(self, process: ProcessSample) -> None:
@@ -163,13 +178,24 @@ class Account:
             lookups=decode.lookups or 0,
             hits=decode.hits or 0,
             rereads=decode.rereads or 0,
-            read_bytes=_all_bytes(decode),
+            read_bytes=decode.all_bytes,
             budget_bytes=budget_bytes,
         )
 
 
-def _all_bytes(cost: DecodeCost) -> int:
-    return (cost.read_bytes or 0) + (cost.ahead_bytes or 0)
+def _of_draft(step: Step) -> dict[str, Any]:
+    """Fields of a token's record about the draft that its decode verified; none if there was none."""
+    draft = step.draft
+    if draft is None or not draft.drafted:
+        return {}
+    return {
+        "drafted": draft.drafted,
+        "accepted": draft.accepted,
+        "demanded": step.cost.demanded,
+        "draft_s": draft.seconds,
+        "draft_bytes": draft.cost.read_bytes,
+        "rejected_bytes": draft.wasted_bytes if step.cost.read_bytes is not None else None,
+    }
 
 
 def _rate(hits: int | None, lookups: int | None) -> float | None:

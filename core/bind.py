@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from bmoe.choices import Choice, chosen_at, of_option
 from bmoe.contracts import (
     CachePolicy,
     DensePlacement,
+    Drafter,
     ExpertKey,
     Facts,
     Fetcher,
@@ -33,6 +35,7 @@ _MEMBERS = {
     "dense": ("place", "close"),
     "routing": ("phases", "wants", "apply"),
     "importance": ("score",),
+    "draft": ("draft", "accepted"),
     "sink": ("open", "token", "close"),
 }
 
@@ -43,7 +46,8 @@ class HotPath:
 
     ``policy`` is a :class:`NoCache` when nothing is cached, ``fetcher`` a :class:`NoReads` when nothing is streamed:
     the profile's own are not built then. ``prefetcher`` is None if there is none, or no room for its guesses;
-    ``importance`` if no routing policy names a scorer.
+    ``importance`` if no routing policy names a scorer. ``new_drafter`` builds one for each conversation;
+    ``draft_routing`` is what the model itself is run with when it guesses for one.
     """
 
     policy: CachePolicy
@@ -53,6 +57,8 @@ class HotPath:
     prefetcher: Prefetcher | None = None
     routing: tuple[RoutingPolicy, ...] = ()
     importance: Importance | None = None
+    new_drafter: Callable[[], Drafter] | None = None
+    draft_routing: RoutingPolicy | None = None
 
     @property
     def observer(self) -> Observer | None:
@@ -135,8 +141,25 @@ def bind(plan: Plan) -> HotPath:
         routing = tuple(_build(plan, choice, facts) for choice in plan.routing if plan.streaming)
         scorer = None if plan.importance is None or not plan.streaming else _build(plan, plan.importance, facts)
         sinks = tuple(_build(plan, choice, facts) for choice in plan.sinks)
+        new_drafter, draft_routing = _drafting(plan, facts)
         built.pop_all()
-    return HotPath(policy, fetcher, dense, sinks, prefetcher, routing, scorer)
+    return HotPath(policy, fetcher, dense, sinks, prefetcher, routing, scorer, new_drafter, draft_routing)
+
+
+def _drafting(plan: Plan, facts: Facts) -> tuple[Callable[[], Drafter] | None, RoutingPolicy | None]:
+    """What builds a drafter, tried once, and the routing policy of its own that it asks for."""
+    if plan.draft is None:
+        return None, None
+    new_drafter = functools.partial(_build, plan, plan.draft, facts)
+    policy = getattr(new_drafter(), "routing", None)
+    said = chosen_at(plan.profile, plan.draft)
+    if plan.draft.provider.guesses == "trunk":
+        missing = [name for name in _MEMBERS["routing"] if not hasattr(policy, name)]
+        if missing:
+            raise PluginError(f"{said} has no routing policy to guess with, or one without {missing[0]}; correct it")
+    elif policy is not None:
+        raise PluginError(f'{said} has a routing policy, but its provider does not say guesses = "trunk"; correct it')
+    return new_drafter, policy
 
 
 def _close(item: Any) -> None:

@@ -16,8 +16,6 @@ from bmoe.profile import Profile
 from bmoe.registry import AUTO, KINDS
 from bmoe.selection import Selection, selections, unknown_name
 
-_UNDRIVEN_KINDS = ("draft",)
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -59,9 +57,7 @@ class Chooser:
     def choices(self, arch: str) -> list[Choice]:
         """Every choice that can be made for a model of architecture ``arch`` ("" if there is no model)."""
         self.unsure |= {s.kind for s in selections(self.profile) if self.profile.in_doubt(s.path)}
-        wanted = [
-            s for s in selections(self.profile) if s.kind not in _UNDRIVEN_KINDS and not self.profile.in_doubt(s.path)
-        ]
+        wanted = [s for s in selections(self.profile) if not self.profile.in_doubt(s.path)]
         named = [None if s.name == "auto" else self._choose(s, s.name) for s in wanted]
         fixed = [choice for choice in named if choice is not None]
         labels = [*([f"arch:{arch}"] if arch else []), *(choice.label for choice in fixed)]

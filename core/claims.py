@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bmoe.budget import CacheBudget, Claims, compute_bytes
+from bmoe.choices import Choice
 from bmoe.contracts import ArchRow, Facts, FetchFacts, ModelFacts
 from bmoe.profile import Profile
 
@@ -25,6 +26,18 @@ def claimed(profile: Profile, facts: ModelFacts, row: ArchRow | None) -> Claims:
         all_logits=row is not None and "denoising" in row.has,
     )
     return Claims(kv=kv_bytes(profile, facts), compute=compute)
+
+
+def drafting_bytes(profile: Profile, facts: ModelFacts, draft: Choice, model: ModelFacts | None) -> int:
+    """What drafting takes beside the cache: logits of all tokens of a draft, and the draft ``model``, if any."""
+    assert profile.draft is not None
+    rows = profile.draft.max_draft * facts.n_vocab * 4
+    held = draft.provider.holds(draft.options, facts)
+    if model is None:
+        return rows + held
+    width = min(profile.model.ubatch, profile.model.ctx)
+    compute = compute_bytes(model, profile.model.ctx, width, flash=profile.model.flash_attention is not False)
+    return rows + held + model.dense_bytes + kv_bytes(profile, model) + compute
 
 
 def build_facts(profile: Profile, model: ModelFacts, budget: CacheBudget, ubatch: int, paths: tuple[str, ...]) -> Facts:

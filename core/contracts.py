@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, T
 from pydantic import BaseModel, ConfigDict
 
 from bmoe.drafts import Drafter as Drafter
+from bmoe.drafts import DraftHost as DraftHost
+from bmoe.drafts import Guessing as Guessing
+from bmoe.drafts import Hosted as Hosted
+from bmoe.drafts import Level as Level
 from bmoe.drafts import Proposal as Proposal
 from bmoe.facts import ArchRow as ArchRow
 from bmoe.facts import BankFacts as BankFacts
@@ -109,6 +113,10 @@ def _nothing(options: Any, model: ModelFacts) -> int:
     return 0
 
 
+def _chains(options: Any) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Provider(Generic[T]):
     """A named way to build one plugin object.
@@ -118,9 +126,10 @@ class Provider(Generic[T]):
     must not, be chosen, as ``"kind:name"`` or ``"kind:*"`` (kinds: arch, cache, fetch, prefetch, dense, routing,
     importance, draft, sink); the table of impossible combinations is derived from them. ``available()`` says in one
     sentence why this machine cannot run it, or returns "" if it can. ``holds(options, model)`` are the bytes that it
-    will hold in memory for good, which an automatic cache budget then leaves; asked of dense placements only.
+    will hold in memory for good, which an automatic cache budget then leaves; asked of dense placements and drafters.
     ``neutral(model)`` are options with which a lossy plugin changes nothing, ``trials`` options with which it does what
-    it is for: gates run it with them.
+    it is for: gates run it with them. Of drafters alone: ``guesses`` names what guesses tokens for it, ``model`` the
+    one at its option ``model``; ``trees(options)`` is whether it proposes trees.
     """
 
     name: str
@@ -134,6 +143,8 @@ class Provider(Generic[T]):
     holds: Callable[[Any, ModelFacts], int] = _nothing
     neutral: Callable[[ModelFacts], Mapping[str, Any]] | None = None
     trials: tuple[Mapping[str, Any], ...] = ()
+    guesses: Guessing = ""
+    trees: Callable[[Any], bool] = _chains
     summary: str = ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import hashlib
 import time
 import weakref
@@ -12,11 +13,15 @@ from typing import TYPE_CHECKING
 
 from bmoe.account import Account
 from bmoe.contracts import BatchContext, Phase, RunSummary, TokenRecord
-from bmoe.decode import DecodeCost, prefill, token_loop
+from bmoe.costs import DecodeCost
+from bmoe.decode import draft_loop, prefill, token_loop
+from bmoe.drafting import Deeds, Drafting
 from bmoe.engine import Engine, Stopped
 from bmoe.errors import ModelError
+from bmoe.guessers import Guesser, TrunkGuesser, make_guesser
 from bmoe.native.model import Context
 from bmoe.native.sampler import Sampler, SamplingOptions
+from bmoe.tree import Tree
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +60,9 @@ class Conversation:
         self._free = weakref.finalize(self, self._context.close)
         self.tokens: list[int] = []
         self.summary: RunSummary | None = None
+        self._group = 0
+        self._guesser: Guesser | None = None
+        self.drafting = self._make_drafting()
 
     def __enter__(self) -> Conversation:
         return self
@@ -146,7 +154,7 @@ class Conversation:
         s = engine.plan.profile.sampling
         options = SamplingOptions(s.temp, s.top_k, s.top_p, s.min_p, s.repeat_penalty, s.seed)
         sampler = Sampler(options, engine.model.n_vocab)
-        account = Account(engine, hashlib.sha256() if hash_logits else None)
+        account = Account(engine, hashlib.sha256() if hash_logits else None, self.drafting)
         text = codecs.getincrementaldecoder("utf-8")(errors="replace")
         account.stop = "error"
         account.prefill.add(prompt_cost)
@@ -155,22 +163,27 @@ class Conversation:
             with engine.run() as ending:
                 try:
                     prefill(self._decode, prompt, engine.width, account.prefill)
-                    steps = token_loop(self._decode, self._context, sampler, account.prefill, limit, account.digest)
+                    rest = (self._context, sampler, account.prefill, limit, account.digest)
+                    drafting = self.drafting
+                    steps = token_loop(self._decode, *rest) if drafting is None else draft_loop(drafting, *rest)
                     # unless the loop says otherwise: the caller may stop asking
                     account.stop = "cancelled" if limit > 0 else "length"
-                    for step in steps:
-                        if step.is_end:
-                            account.stop = "eog"
-                            account.spent(step)
-                            break
-                        piece = text.decode(engine.model.piece(step.token))
-                        record = account.token(step, piece)
-                        engine.sinks.token(record)
-                        if account.tokens == limit:
-                            account.stop = "length" if limit == wanted else "context"
-                        engine.relieve()
-                        yield Token(step.token, piece, record)
-                        account.resumed()
+                    with contextlib.closing(steps):
+                        for step in steps:
+                            if step.is_end:
+                                account.stop = "eog"
+                                account.spent(step)
+                                break
+                            piece = text.decode(engine.model.piece(step.token))
+                            record = account.token(step, piece)
+                            engine.sinks.token(record)
+                            if account.tokens == limit:
+                                account.stop = "length" if limit == wanted else "context"
+                            engine.relieve()
+                            yield Token(step.token, piece, record)
+                            account.resumed()
+                            if self._cancelled and drafting is not None and account.tokens < limit:
+                                raise Stopped  # what is already accepted would come without a decode
                 except Stopped:
                     account.stop = "cancelled"
                 except BaseException as error:
@@ -203,6 +216,65 @@ class Conversation:
         self.tokens.extend(tokens)
         part.parts += reads_prompt
         return cost
+
+    def _make_drafting(self) -> Drafting | None:
+        engine, new_drafter = self._engine, self._engine.hot.new_drafter
+        if new_drafter is None:
+            return None
+        if engine.plan.trees and engine.model.has_states:
+            said = f"{engine.facts.path} keeps a state that paths of a tree cannot share"
+            raise ModelError(f"{said}; set draft.options.branching = 1")
+        trunk = TrunkGuesser(lambda token: self._decode([token], "draft"), self._context.logits, self._cut)
+        self._guesser = make_guesser(engine.plan, engine.draft_model, trunk)
+        deeds = Deeds(self._verify, self._keep, self._unsay, lambda: engine.width)
+        return Drafting(engine.plan, new_drafter(), self._guesser, self.tokens, engine.model.n_vocab, deeds)
+
+    def _verify(self, tree: Tree) -> DecodeCost:
+        if not tree.drafted:
+            return self._decode(tree.tokens, "decode")
+        held = len(self.tokens)
+        self._group += 1
+        batch = BatchContext(
+            "verify",
+            tuple(held + depth for depth in tree.depth),
+            seq_ids=tuple(tree.path_of(index) for index in range(len(tree.tokens))),
+            depth=tree.depth,
+            parent=tree.parent,
+            path_probability=tree.path_probability,
+            group=self._group,
+            is_output=(True,) * len(tree.tokens),
+            request_id=self._prompt.request,
+        )
+        try:
+            return self._engine.verify(self._context, tree, batch, lambda: self._cancelled)
+        except BaseException:
+            self._restore()
+            raise
+
+    def _keep(self, tree: Tree, kept: Sequence[int]) -> int:
+        tokens = [tree.tokens[index] for index in kept]
+        length = len(self.tokens) + len(tokens)
+        whole, wasted = self._engine.keep(self._context, tree.path_of(kept[-1]), kept, length)
+        if whole:
+            self.tokens.extend(tokens)
+        else:  # this memory could not be cut to them
+            text = [*self.tokens, *tokens]
+            self._reset()
+            self.feed(text)
+        return wasted
+
+    def _cut(self, length: int) -> None:
+        """Keep the first ``length`` tokens of the text."""
+        if length < len(self.tokens):
+            self.rewind(length)
+
+    def _unsay(self, count: int) -> None:
+        """Drop the last ``count`` tokens, which were accepted but are not asked for any more."""
+        if count:
+            if self._context.truncate(len(self.tokens) - count):
+                del self.tokens[-count:]
+            else:
+                self._reset()
 
     def _restore(self) -> None:
         """After a failed decode: the KV holds exactly ``tokens`` again, or nothing if this memory cannot be cut."""

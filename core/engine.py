@@ -16,8 +16,9 @@ from bmoe.bind import HotPath, bind
 from bmoe.budget import CacheBudget
 from bmoe.cachesize import CacheSize
 from bmoe.contracts import BatchContext, Placement, RunRecord
-from bmoe.decode import DecodeCost
+from bmoe.costs import DecodeCost, cost_between, snapshot
 from bmoe.errors import ModelError, NativeError
+from bmoe.guessers import open_draft_model
 from bmoe.guesses import GuessingStore
 from bmoe.heat import read_heat
 from bmoe.importance import scored
@@ -43,6 +44,7 @@ from bmoe.store import ExpertStore, Store
 from bmoe.stream import Stream
 from bmoe.telemetry import FanOut, describe_run
 from bmoe.trace.recording import Tracing
+from bmoe.tree import Tree
 from bmoe.weights import bind_weights, find_repacked
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ class Engine:
         # reentrant, since a signal handler may stop the decode that its own thread is about to begin
         self._turn = threading.RLock()
         self._running: Context | None = None
+        self._verified: Context | None = None
         self._requests = itertools.count(1)
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         self._log = get_logger()
@@ -134,10 +137,13 @@ class Engine:
             self.buffers, self.placement, self.released_bytes = bound.buffers, bound.placement, bound.released_bytes
             if plan.overlap != "off":
                 self.stream.weights = bound.experts
-            if self.hot.routing:
+            if self.hot.routing or self.hot.draft_routing is not None:
                 self.stream.obey(self._make_knobs(bound.weighings))
             self.model.count_reads()
             self.warmth = self._make_warmth(stack, store, cancelled)
+        self.draft_model = open_draft_model(plan, self.model)
+        if self.draft_model is not None:
+            stack.callback(self.draft_model.close)
         self.process = ProcessCounters(groups=tuple(control_groups()))
         stack.callback(self.process.close)
         watch: PressureWatch | None = None
@@ -170,6 +176,9 @@ class Engine:
             threads=plan.threads,
             kv_type=model.kv_type,
             flash_attention=model.flash_attention,
+            outputs=1 + plan.max_draft,
+            rollback=plan.max_draft,
+            sequences=plan.max_draft if plan.trees else 1,
         )
 
     def decode(
@@ -177,6 +186,32 @@ class Engine:
     ) -> DecodeCost:
         """One llama_decode of at most a ubatch, after what the KV holds, and its cost; as :meth:`perform`."""
         return self.perform(context, lambda: context.decode(tokens), batch, cancelled)
+
+    def verify(self, context: Context, tree: Tree, batch: BatchContext, cancelled: Callable[[], bool]) -> DecodeCost:
+        """One llama_decode of a tree whose root comes after what the KV holds, with logits for all; as :meth:`perform`.
+
+        Afterwards :meth:`keep` says which path of it is kept.
+        """
+
+        def work() -> int:
+            if tree.sequences:
+                context.branch(tree.paths)
+            self._verified = context
+            return context.decode_at(tree.tokens, batch.positions, tree.sequences)
+
+        return self.perform(context, work, batch, cancelled)
+
+    def keep(self, context: Context, path: int, kept: Sequence[int], length: int) -> tuple[bool, int]:
+        """Of the tree that was verified last keep the tokens at ``kept``, which end ``path``: a text of ``length``.
+
+        Whether the KV could be cut to them, and the bytes that were read for others alone.
+        """
+        with self._lock:
+            wasted = 0
+            if self.stream is not None and self._verified is context:
+                wasted = self.stream.accepted(kept)
+            self._verified = None
+            return context.take(path, length), wasted
 
     def perform(
         self, context: Context, work: Callable[[], int], batch: BatchContext, cancelled: Callable[[], bool]
@@ -190,8 +225,8 @@ class Engine:
         :meth:`stop` ended it. Afterwards nothing of this decode is in the KV.
         """
         with self._lock:
-            stream = self.stream
-            before = _snapshot(stream)
+            stream, self._verified = self.stream, None
+            before = snapshot(stream)
             if stream is not None:
                 stream.begin(batch)
             if self.warmth is not None:
@@ -222,7 +257,7 @@ class Engine:
                 reason = "no room in the KV cache; raise model.ctx" if code == 1 else f"llama_decode returned {code}"
                 raise NativeError(f"{self.facts.path}: {reason}")
             tokens = len(batch.positions)
-            cost = _cost(tokens, took, cpu, before, _snapshot(stream))
+            cost = cost_between(tokens, took, cpu, before, snapshot(stream))
             if stream is not None and stream.knobs is not None:
                 cost.worst_loss = stream.knobs.worst
             if self.warmth is not None:
@@ -317,7 +352,8 @@ class Engine:
                 raise ModelError(f"{said}; leave [[routing]] out")
         weighings = [weighing for weighing in found if weighing is not None]
         loss = self.plan.profile.loss
-        return Knobs(self.hot.routing, self.seam, weighings, None if loss is None else loss.budget)
+        policies = (*self.hot.routing, *([self.hot.draft_routing] if self.hot.draft_routing is not None else ()))
+        return Knobs(policies, self.seam, weighings, None if loss is None else loss.budget)
 
     def _make_warmth(self, stack: contextlib.ExitStack, store: Store, cancelled: Callable[[], bool]) -> Warmth | None:
         path = self.plan.profile.cache.heat
@@ -339,22 +375,3 @@ class Engine:
 
 class Stopped(Exception):  # noqa: N818 - not an error: someone asked for it
     """A decode ended because :meth:`Engine.stop` was called."""
-
-
-def _snapshot(stream: Stream | None) -> tuple[Any, ...] | None:
-    if stream is None:
-        return None
-    c, s = stream.counters, stream.store.counters
-    guessed = (0, 0, 0, 0) if stream.lane is None else stream.lane.tally()
-    reads = (c.wait_s, c.manage_s, s.lookups, s.hits, c.read_bytes, s.evictions, s.rereads, *guessed)
-    k = stream.knobs.counters if stream.knobs is not None else None
-    return reads if k is None else (*reads, k.dropped, k.substituted, k.routings, k.lost)
-
-
-def _cost(
-    tokens: int, took: float, cpu: float, before: tuple[Any, ...] | None, after: tuple[Any, ...] | None
-) -> DecodeCost:
-    spent = () if before is None or after is None else (b - a for a, b in zip(before, after, strict=True))
-    cost = DecodeCost(1, took, cpu, *spent)
-    cost.tokens = tokens
-    return cost

@@ -71,6 +71,7 @@ class Knobs:
         self.counters = KnobCounters()
         self._policies, self._seam, self._weighings, self._budget = tuple(policies), seam, weighings, budget
         self._asked: tuple[RoutingPolicy, ...] = ()
+        self._allowed = budget
         self._ledger = Ledger(0)
         self._open: _Open | None = None
         seam.weigh = self.weigh
@@ -90,6 +91,7 @@ class Knobs:
         self._open = None
         self._ledger = Ledger(len(batch.positions))
         self._asked = tuple(policy for policy in self._policies if batch.phase in policy.phases)
+        self._allowed = None if batch.phase == "draft" else self._budget  # what a guess loses, nobody reads
 
     def turn(self, bank: int, sight: Sight, keys: list[ExpertKey]) -> list[ExpertKey]:
         """Let the policies change a routing; its keys afterwards, in the order of their last use.
@@ -181,18 +183,18 @@ class Knobs:
         """What the policies, or the budget, make of a routing; None if it stays the model's own."""
         proposals: list[Turned] = []
         for policy in self._asked:
-            if self._budget is not None and proposals:
+            if self._allowed is not None and proposals:
                 routing.ids, routing.dead, routing.mute = own.copy(), proposals[0].none(), proposals[0].none()
             routing.activation = sight.activation if "activation" in policy.wants else None
             policy.apply(routing)
             turned = Turned(routing.ids, routing.dead, routing.mute)
             _check(policy, routing, turned, own)
             proposals.append(turned)
-        if self._budget is not None:
+        if self._allowed is not None:
             proposals = [each for each in proposals if each.differs(own)]
             if not proposals:
                 return None
-            allowed = self._ledger.allowed(sight.rows, self._budget)
+            allowed = self._ledger.allowed(sight.rows, self._allowed)
             turned = draw(own, proposals, routing.probs, ~routing.resident, allowed)
         return turned if turned.differs(own) else None
 

@@ -37,6 +37,25 @@ def read_model(path: str | os.PathLike[str], rows: Mapping[str, ArchRow]) -> Mod
     return _Layout(text, headers, rows).facts()
 
 
+def kv_elements(values: Mapping[str, Value], arch: str, n_layer: int) -> int:
+    """What one token adds to the KV of so many layers, by metadata; 0 if they do not say it in the usual keys."""
+
+    def value(key: str) -> Value | None:
+        return values.get(f"{arch}.{key}")
+
+    heads = value("attention.head_count_kv") or value("attention.head_count")
+    per_layer = heads[:n_layer] if isinstance(heads, tuple) else (heads,) * n_layer
+    count, width = value("attention.head_count"), value("embedding_length")
+    each = width // count if isinstance(count, int) and count > 0 and isinstance(width, int) else 0
+    lengths = [value(f"attention.{side}_length") or each for side in ("key", "value")]
+    if value("attention.key_length_mla") is not None:
+        lengths[1] = 0  # latent attention keeps keys and values in one
+    known = [n for n in (*per_layer, *lengths) if isinstance(n, int) and n >= 0]
+    if len(known) < len(per_layer) + 2:
+        return 0
+    return sum(known[:-2]) * sum(known[-2:])
+
+
 class _Layout:
     """One model's headers, seen through the row of its architecture."""
 
@@ -80,7 +99,7 @@ class _Layout:
             ),
             chat_template=template if isinstance(template, str) else None,
             nextn_banks=all_banks[len(banks) :],
-            kv_elements=self._kv_elements(n_trunk),
+            kv_elements=kv_elements(self._values, self._arch, n_trunk),
             n_head=self._n_head(),
             expert_width=max(
                 (max(t.shape[:2]) for _, t in self._tensors.values() if t.name in expert_names), default=0
@@ -126,20 +145,6 @@ class _Layout:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self._fail(f"metadata key {full} gives {value!r} for layer {layer}", "convert the model again")
         return value
-
-    def _kv_elements(self, n_layer: int) -> int:
-        """What one token adds to the KV; 0 if the metadata do not say it in the usual keys."""
-        heads = self._value("attention.head_count_kv")[1] or self._value("attention.head_count")[1]
-        per_layer = heads[:n_layer] if isinstance(heads, tuple) else (heads,) * n_layer
-        count, width = self._value("attention.head_count")[1], self._number("embedding_length")
-        each = width // count if isinstance(count, int) and count > 0 else 0
-        lengths = [self._value(f"attention.{side}_length")[1] or each for side in ("key", "value")]
-        if self._value("attention.key_length_mla")[1] is not None:
-            lengths[1] = 0  # latent attention keeps keys and values in one
-        known = [n for n in (*per_layer, *lengths) if isinstance(n, int) and n >= 0]
-        if len(known) < len(per_layer) + 2:
-            return 0
-        return sum(known[:-2]) * sum(known[-2:])
 
     def _n_head(self) -> int:
         heads = self._value("attention.head_count")[1]

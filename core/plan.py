@@ -60,6 +60,17 @@ class Plan:
         return self.profile.stream.enabled
 
     @property
+    def max_draft(self) -> int:
+        """Tokens that may be drafted for one verify decode; 0 without a drafter."""
+        section = self.profile.draft
+        return 0 if self.draft is None or section is None else min(section.max_draft, self.ubatch - 1)
+
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may be trees."""
+        return self.draft is not None and self.draft.provider.trees(self.draft.options)
+
+    @property
     def choices(self) -> tuple[Choice, ...]:
         """All chosen plugins."""
         speculative = tuple(choice for choice in (self.prefetch, self.draft, self.importance) if choice is not None)
@@ -67,7 +78,7 @@ class Plan:
 
     @property
     def lossy(self) -> bool:
-        """Whether a chosen plugin may change the output."""
+        """Whether a chosen plugin may change the output; a drafter cannot."""
         return any(choice.provider.lossy for choice in self.choices)
 
     def facts_for_build(self) -> Facts:
@@ -111,7 +122,7 @@ class Plan:
             },
             "dense": self._shown(self.dense),
             "prefetch": self._shown(self.prefetch) if self.prefetch else None,
-            "draft": self._shown(self.draft) if self.draft else None,
+            "draft": self._drafting(),
             "routing": [self._shown(choice) for choice in self.routing],
             "importance": self._shown(self.importance) if self.importance else None,
             "sinks": [self._shown(choice) for choice in self.sinks],
@@ -120,6 +131,13 @@ class Plan:
             "experimental": self.experimental,
             "notices": list(self.notices),
         }
+
+    def _drafting(self) -> dict[str, Any] | None:
+        section = self.profile.draft
+        if self.draft is None or section is None:
+            return None
+        shown = self._shown(self.draft)
+        return {**shown, "max_draft": self.max_draft, "governor": section.governor, "trees": self.trees}
 
     def _shown(self, choice: Choice) -> dict[str, Any]:
         options = to_jsonable_python(choice.options.model_dump(), fallback=str, inf_nan_mode="null")

@@ -5,7 +5,7 @@ Nothing is ignored in silence: what the schema knows but this version does not d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +17,12 @@ from bmoe.budget import (
     widest_ubatch,
 )
 from bmoe.choices import Choice, Chooser, chosen_at, of_option
-from bmoe.claims import build_facts, claimed, kv_bytes
+from bmoe.claims import build_facts, claimed, drafting_bytes, kv_bytes
 from bmoe.contracts import Facts, Fetcher, ModelFacts
 from bmoe.copies import find_copies
+from bmoe.draftmodel import read_draft_model
 from bmoe.drives import drive_of
-from bmoe.errors import PluginError, ProfileError
+from bmoe.errors import ModelError, PluginError, ProfileError
 from bmoe.heat import unusable
 from bmoe.machine import Machine
 from bmoe.plan import Plan
@@ -106,13 +107,17 @@ class _Planner(Chooser):
             self.problem("model.ctx", f" = {model.ctx} needs {sizes}; give at most {most}")
         by_kind = {choice.kind: choice for choice in chosen if choice.kind not in ("sink", "routing")}
         copied, prefetch = self._copied(by_kind.get("dense"), facts), by_kind.get("prefetch")
-        budget = self._budget(by_kind.get("cache"), facts, machine, copied, ahead=prefetch is not None)
+        draft = by_kind.get("draft")
+        taken = {"copied": copied, "draft": self._drafts(draft, facts) if draft is not None else 0}
+        budget = self._budget(by_kind.get("cache"), facts, machine, taken, ahead=prefetch is not None)
         if prefetch is not None and row is not None:
             self._prefetches(prefetch, budget)
         self._heat(budget, facts)
         if row is None or self.unsure:
             return None
         ubatch = self._ubatch(budget, facts, machine)
+        if draft is not None:
+            self._fits(ubatch)
         keys = [("arch", row.name), *((choice.kind, choice.name) for choice in chosen)]
         return Plan(
             profile=profile,
@@ -125,7 +130,7 @@ class _Planner(Chooser):
             routing=tuple(choice for choice in chosen if choice.kind == "routing"),
             importance=by_kind.get("importance"),
             prefetch=prefetch,
-            draft=None,
+            draft=draft,
             budget=budget,
             threads=machine.cpus if model.threads == "auto" else model.threads,
             ctx=model.ctx,
@@ -259,6 +264,42 @@ class _Planner(Chooser):
         elif not budget.bytes:
             self.notices.append("cache.heat is not used: there is no cache")
 
+    def _drafts(self, draft: Choice, facts: ModelFacts) -> int:
+        """Bytes that drafting takes, if this drafter can work for this model."""
+        if "draft" in self.unsure:
+            return 0
+        model: ModelFacts | None = None
+        said = f" = {toml_value(draft.name)}"
+        if draft.provider.guesses == "trunk" and not self.profile.stream.enabled:
+            self.problem("draft.drafter", f"{said} needs a streamed model; leave [draft] out", "stream.enabled")
+        if draft.provider.guesses == "model":
+            named = str(getattr(draft.options, "model", ""))
+            try:
+                model = read_draft_model(named)
+            except ModelError as exc:
+                self.problem("draft.options.model", f": {one_line(exc)}")
+                return 0
+            if facts.n_vocab and model.n_vocab != facts.n_vocab:
+                rest = f"has {model.n_vocab} tokens in its vocabulary, and the model {facts.n_vocab}"
+                remedy = "choose a draft model of the same family"
+                self.problem("draft.options.model", f" = {toml_value(named)} {rest}; {remedy}", "model.path")
+        try:
+            return drafting_bytes(self.profile, facts, draft, model)
+        except Exception as exc:  # noqa: BLE001 - a plugin may raise anything
+            why = f"cannot tell what it holds; correct its options or the plugin ({cause(exc)})"
+            self.problem("draft.drafter", f"{said} {why}")
+            return 0
+
+    def _fits(self, ubatch: int) -> None:
+        """A draft is verified in one ubatch, with the token before it."""
+        section = self.profile.draft
+        if section is not None and section.max_draft >= ubatch:
+            if ubatch < min(self.profile.model.ubatch, self.profile.model.ctx):
+                self.notices.append(f"draft.max_draft became {ubatch - 1}: no more fits beside a token into the ubatch")
+                return
+            rest = f" = {section.max_draft} does not fit into the ubatch of {ubatch} beside the token before it"
+            self.problem("draft.max_draft", f"{rest}; give at most {ubatch - 1} or raise model.ubatch", "model")
+
     def _prefetches(self, prefetch: Choice, budget: CacheBudget) -> None:
         """A prefetcher needs room for what it suggests."""
         if budget.room or not self.profile.stream.enabled:
@@ -277,7 +318,7 @@ class _Planner(Chooser):
             )
 
     def _budget(
-        self, cache: Choice | None, facts: ModelFacts, machine: Machine, copied: int, *, ahead: bool
+        self, cache: Choice | None, facts: ModelFacts, machine: Machine, taken: Mapping[str, int], *, ahead: bool
     ) -> CacheBudget:
         section = self.profile.cache
         if not self.profile.stream.enabled:
@@ -298,7 +339,7 @@ class _Planner(Chooser):
             return bool(getattr(built, "below_cycle", False))
 
         claims = claimed(self.profile, facts, self.catalog.archs.get(facts.arch))
-        claims = replace(claims, copied=copied)
+        claims = replace(claims, **taken)
         name = cache.name if cache else ""
         outcome: BudgetOutcome = decide_budget(section, name, facts, machine, below_cycle, claims, ahead=ahead)
         if outcome.problem:

@@ -33,6 +33,11 @@ class TokenRecord:
     ``manage_s`` staging and eviction; ``between_s`` from the end of the previous decode to the start of this one.
     Counts are of this decode alone; for the first token that decode is the prompt's. ``hit_rate`` is that of all
     decodes after the prompt's so far, ``window_hit_rate`` of the last 32 of them.
+
+    Of a round of draft and verification the first token has the figures of the whole round and the others cost nothing:
+    ``drafted`` tokens were verified and ``accepted`` of them; the routers ``demanded`` so many entries, of which
+    ``lookups`` were left by routing policies; drafting took ``draft_s`` and read ``draft_bytes``, and
+    ``rejected_bytes`` of those demanded were read for rejected tokens alone.
     """
 
     index: int
@@ -65,6 +70,10 @@ class TokenRecord:
     dropped: int | None = None
     substituted: int | None = None
     lost_mass: float | None = None
+    demanded: int | None = None
+    draft_s: float | None = None
+    draft_bytes: int | None = None
+    rejected_bytes: int | None = None
 
     @property
     def compute_s(self) -> float | None:
@@ -96,15 +105,19 @@ class RunRecord:
 class RunSummary:
     """The end of a run. Rates, hits and bytes per token are of decode; the prompt's are named ``prefill``.
 
-    ``tok_s`` is decoded tokens over ``decode_s``, the sum of their decode calls. ``prompt_tokens`` were decoded: fewer
-    than given if it was cancelled before. ``stop`` is why it ended: ``length``, ``context`` (no room for more),
-    ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``; ``slot_bytes`` is reserved for
+    ``tok_s`` is tokens over ``decode_s``, the sum of the decode calls that they came from, and ``draft_s``.
+    ``prompt_tokens`` were decoded: fewer than given if it was cancelled before. ``stop`` is why it ended: ``length``,
+    ``context`` (no room for more), ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``; ``slot_bytes`` is reserved for
     shared slots when the cache is off. ``open_peak_rss_bytes`` is the process's peak up to the end of opening,
     ``peak_rss_bytes`` since then; ``cache_resizes`` counts since then too; ``preloaded_bytes`` were read at open for
     the cache, by a heat file, and are in no other figure. ``causes`` are what made it slow, the costliest first; empty
     if nothing did, None if too little was seen. ``lost_mass`` is of decode, ``worst_lost_mass`` that of the token that
     lost most, the prompt's included. The ``ahead`` fields are of what a prefetcher suggested, None without one:
-    ``ahead_off_tokens`` were decoded while it was switched off, ``ahead_note`` says why it is at the end.
+    ``ahead_off_tokens`` were decoded while it was switched off, ``ahead_note`` says why it is at the end. Those after
+    them are None without a drafter: ``accepted_length`` is the mean number of tokens from a decode that verified a
+    draft, the model's own included, ``acceptance`` by position in a draft the share of tokens accepted where those
+    before were; ``bytes_per_output_token`` and ``s_per_output_token`` count verification and drafting;
+    ``draft_off_rounds`` were without a draft because it did not pay.
     """
 
     tokens: int
@@ -148,3 +161,13 @@ class RunSummary:
     ahead_wasted_bytes: int | None = None
     ahead_off_tokens: int | None = None
     ahead_note: str | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    accepted_length: float | None = None
+    acceptance: tuple[float | None, ...] | None = None
+    draft_s: float | None = None
+    draft_bytes: int | None = None
+    rejected_bytes: int | None = None
+    bytes_per_output_token: float | None = None
+    s_per_output_token: float | None = None
+    draft_off_rounds: int | None = None

@@ -6,7 +6,7 @@ than this to read ahead: the next layer's first projection follows this layer's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bmoe.contracts import BankFacts, ExpertKey, ReadBatch
 from bmoe.native import memory
@@ -59,6 +59,12 @@ class SharedSlots:
 
     def retire(self, bank: int, keys: list[ExpertKey]) -> None:
         """Nothing is kept."""
+
+    def withhold(self) -> None:
+        """Nothing is ranked."""
+
+    def hear(self, uses: Iterable[list[ExpertKey]]) -> None:
+        """Nothing is ranked."""
 
     def settle(self) -> None:
         """Nothing is held over any budget."""

@@ -7,7 +7,7 @@ where the kernel looks for it; :mod:`bmoe.frames` brings memory there. Without a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,6 +73,15 @@ class Store(Protocol):
     def retire(self, bank: int, keys: list[ExpertKey]) -> None:
         """A routing of many tokens was computed: what its last tokens used is worth keeping, the rest is not."""
 
+    def withhold(self) -> None:
+        """Until :meth:`hear` or the next :meth:`withhold`, no use is ranked: it is of tokens that may be rejected.
+
+        What comes in for them enters cold, and is not given up while half of the budget is left for the others.
+        """
+
+    def hear(self, uses: Iterable[list[ExpertKey]]) -> None:
+        """Rank these uses, in order, as far as the entries are here, and all those to come."""
+
     def settle(self) -> None:
         """Between decodes: give back what the layer in flight took over the budget."""
 
@@ -110,6 +119,7 @@ class ExpertStore:
         self.frames = Frames(budget_bytes // memory.PAGE, slices, max_mappings)
         self._evicted: set[ExpertKey] = set()
         self._pinned: set[ExpertKey] = set()
+        self._withheld: set[ExpertKey] | None = None
         self.staged: dict[int, list[ExpertKey]] = {}
         self._passing: dict[ExpertKey, None] = {}
 
@@ -149,7 +159,7 @@ class ExpertStore:
             raise
         if not missing:
             return None
-        return self._pages[bank].reads(self._admit(bank, missing, cold=False))
+        return self._pages[bank].reads(self._admit(bank, missing, cold=self._withheld is not None))
 
     def ahead(self, bank: int) -> ReadBatch | None:
         """As :class:`Store` says; the pinned entries are those of the routing staged last."""
@@ -226,6 +236,20 @@ class ExpertStore:
         self._passing.update(dict.fromkeys(key for key in held if key not in used))
         self._passing.update(dict.fromkeys(keys[: max(0, len(keys) - kept)]))
 
+    def withhold(self) -> None:
+        """As :class:`Store` says."""
+        self._withheld = set()
+
+    def hear(self, uses: Iterable[list[ExpertKey]]) -> None:
+        """As :class:`Store` says."""
+        self._withheld = None
+        for keys in uses:
+            bank = self._bank_of[keys[0] >> 16]
+            shift = self._entry_base[bank] - self._key_base[bank]
+            here = [key for key in keys if self._resident[key + shift]]
+            if here:
+                self._use(here)
+
     def settle(self) -> None:
         """Evict down to the budget; nothing is pinned between decodes."""
         frames = self.frames
@@ -268,6 +292,9 @@ class ExpertStore:
                 region.close()
 
     def _use(self, keys: list[ExpertKey]) -> None:
+        if self._withheld is not None:
+            self._withheld.update(keys)
+            return
         self._touch(keys)
         if self._passing:
             for key in keys:
@@ -308,7 +335,9 @@ class ExpertStore:
             if frames.crowded:
                 frames.sweep()
                 continue
-            spans = self._evict(self._pinned)
+            spans = self._evict_beside_verified()
+            if spans is None:
+                spans = self._evict(self._pinned)
             if spans is None:
                 if frames.sweep():
                     continue
@@ -316,6 +345,13 @@ class ExpertStore:
             frames.give_back(donor)
             donor = spans
         return donor
+
+    def _evict_beside_verified(self) -> Spans | None:
+        """Evict another entry than those of a verify batch, unless they are more than half of what may be held."""
+        withheld = self._withheld
+        if not withheld or 2 * len(withheld) * self._pages[0].pages > self.frames.budget:
+            return None
+        return self._evict(self._pinned | withheld)
 
     def _evict(self, pinned: set[ExpertKey]) -> Spans | None:
         key = self._passed(pinned)

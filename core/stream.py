@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from bmoe.contracts import BankFacts, BatchContext, ExpertKey, Fetcher, Observer, ReadBatch, Ticket
 from bmoe.errors import NativeError
@@ -25,6 +24,8 @@ from bmoe.native.router import RouterNodes
 from bmoe.pages import by_stage
 from bmoe.sight import Sight
 from bmoe.store import Store
+from bmoe.verified import Verified
+from bmoe.watcher import Watcher
 
 WIDE, USED = 0.75, 0.5
 """Read a whole layer ahead if this share of its experts would be used were all equally likely, and that one was of the
@@ -35,10 +36,12 @@ layer before: the rest is read for nothing."""
 class StreamCounters:
     """Sums since open. ``wait_s`` is spent waiting for reads, ``manage_s`` on everything else inside the callback.
 
+    ``demanded`` counts entries that the model chose, before policies changed them, in routings that Python handled.
     ``overlapped`` counts products that were computed while reads were still out, ``ahead_bytes`` what was read for a
     layer before it was routed; ``read_bytes`` includes them, and nothing that a prefetcher suggested.
     """
 
+    demanded: int = 0
     read_bytes: int = 0
     reads: int = 0
     overlapped: int = 0
@@ -67,25 +70,6 @@ class _Flight:
         self.arrived.append(0)
 
 
-class Watcher(Protocol):
-    """Sees what a stream does and changes nothing, such as a trace; called on the thread that decodes.
-
-    While there is one, every routing is handled in Python, hit or not. What it raises fails the decode.
-    """
-
-    def begin(self, batch: BatchContext, /) -> None:
-        """A decode of these tokens begins."""
-
-    def routing(self, bank: int, keys: Sequence[ExpertKey], /) -> None:
-        """A layer was routed, and nothing of it is ranked, read or evicted yet; the seam's node is its routing."""
-
-    def handled(self, bank: int, /) -> None:
-        """What had to be awaited for it has arrived; it is computed next."""
-
-    def end(self, complete: bool, /) -> None:
-        """The decode ended; if it is not complete, nothing of it is in the KV."""
-
-
 class Stream:
     """Connects the eval hook to store and fetcher. All calls come from the thread that decodes.
 
@@ -109,6 +93,9 @@ class Stream:
         self._next: _Flight | None = None
         self._routed: tuple[int, list[ExpertKey]] | None = None
         self._watchers: tuple[Watcher, ...] = ()
+        self._verified: Verified | None = None
+        self.hears_all = False
+        """Whether the cache hears of rejected tokens too, as of any others; for comparison."""
         self.knobs: Knobs | None = None
         self._nodes = [RouterNodes(bank.n_expert) for bank in seam.banks]
         self._sight: Sight | None = None
@@ -135,14 +122,21 @@ class Stream:
     def begin(self, batch: BatchContext) -> None:
         """Before a decode of these tokens."""
         self._batch, self._sight = batch, None
-        self._wide = bool(self.weights) and any(len(batch.positions) >= least for least in self._wide_from)
+        verifies = batch.phase == "verify"
+        self._verified = Verified() if verifies else None
+        if verifies and not self.hears_all:
+            self.store.withhold()
+        else:
+            self.store.hear(())  # a verify batch that failed was not accepted
+        # of a few drafted tokens most experts of a layer would be read for nothing
+        self._wide = not verifies and bool(self.weights) and any(len(batch.positions) >= w for w in self._wide_from)
         if self.lane is not None:
             self.lane.begin(batch)
             if self._wide:
                 self.lane.clear()  # layers are read whole
         if self.knobs is not None:
             self.knobs.begin(batch)
-        self.seam.attentive = self._wide or self._looks or self._turns or bool(self._watchers)
+        self.seam.attentive = self._wide or self._looks or self._turns or bool(self._watchers) or verifies
         for watcher in self._watchers:
             watcher.begin(batch)
 
@@ -167,6 +161,7 @@ class Stream:
         Raises what a plugin or the fetcher raises.
         """
         try:
+            self.counters.demanded += len(keys)
             if self.knobs is not None and self.knobs.acts:
                 began = time.perf_counter()
                 keys = self.knobs.turn(bank, self.sight(bank), keys)
@@ -193,9 +188,9 @@ class Stream:
                 self._give_up()
             if self.lane is not None:
                 self.lane.yield_to(bank, keys)
-            if self._observer is not None:
-                self._observer.observe(self.sight(bank).event(self._observer.wants))
+            self._show(bank)
             batch = self.store.stage(bank, keys)
+            self._hold(bank)
             self._flight = flight = self._arriving(bank)
             if batch is not None:
                 flight.add(self.fetcher.submit(batch))
@@ -250,6 +245,40 @@ class Stream:
             self.lane.ended(self._batch, took_s)
         for watcher in self._watchers:
             watcher.end(complete)
+
+    def accepted(self, kept: Sequence[int]) -> int:
+        """Of the verify batch that was decoded last, the tokens at these places are a part of the text.
+
+        The cache hears of what they used, in their order. Returns the bytes that were read for other tokens alone.
+        """
+        verified, self._verified = self._verified, None
+        for watcher in self._watchers:
+            watcher.accepted(kept)
+        if verified is None:
+            return 0
+        if not self.hears_all:
+            self.store.hear(self._heard(verified, kept))
+        return sum(count * self.seam.banks[bank].entry_bytes for bank, count in verified.unread(kept))
+
+    def _show(self, bank: int) -> None:
+        """Show a routing to the cache policy that wants to see it, unless its tokens may be rejected."""
+        if self._observer is not None and (self._verified is None or self.hears_all):
+            self._observer.observe(self.sight(bank).event(self._observer.wants))
+
+    def _hold(self, bank: int) -> None:
+        """Keep a routing of a verify batch until it is known which of its tokens are accepted."""
+        verified = self._verified
+        if verified is None:
+            return
+        wants = None if self._observer is None or self.hears_all else self._observer.wants
+        verified.add(bank, self.seam.key_base[bank], self.sight(bank), self.store.staged.get(bank, ()), wants)
+
+    def _heard(self, verified: Verified, kept: Sequence[int]) -> Iterator[list[ExpertKey]]:
+        """What the tokens ``kept`` used, each shown to the observer first."""
+        for keys, event in verified.uses(kept):
+            if event is not None and self._observer is not None:
+                self._observer.observe(event)
+            yield keys
 
     def settle(self) -> None:
         """After a decode, failed or not: every touch is accounted and the store is within its budget."""

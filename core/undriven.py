@@ -23,8 +23,6 @@ def demands(profile: Profile) -> Iterator[tuple[str, object, str]]:
     out = "leave it out"
     if profile.stream.overlap == "expert":
         yield "stream.overlap", profile.stream.overlap, 'it was no faster when tried; set "auto", "projection" or "off"'
-    if profile.draft is not None:
-        yield "draft", profile.draft.model_dump(), "leave [draft] out"
     for section in ("chat", "serve"):
         table = getattr(profile, section)
         for key, info in type(table).model_fields.items():

@@ -42,8 +42,8 @@ LAYERS: tuple[frozenset[str], ...] = (
         }
     ),
     frozenset({"diagnosis", "scratch", "shards"}),
-    frozenset({"fingerprint", "layout", "native", "rows", "salvage"}),
-    frozenset({"heat", "profile", "verdicts"}),
+    frozenset({"candidates", "draftlength", "fingerprint", "layout", "native", "rows", "salvage", "tree", "watcher"}),
+    frozenset({"draftmodel", "heat", "profile", "verdicts"}),
     frozenset({"budget", "pages", "pressure", "probe", "registry", "selection", "undriven"}),
     frozenset({"plugins"}),
     frozenset({"choices", "claims"}),
@@ -52,11 +52,15 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"bind", "inspection", "replay", "resolve", "synth", "telemetry"}),
     frozenset({"frames", "governor", "importance", "loss", "opened", "sight", "weights"}),
     frozenset({"store"}),
-    frozenset({"guesses", "preload", "slots"}),
+    frozenset({"guesses", "preload", "slots", "verified"}),
     frozenset({"cachesize", "knobs", "lane"}),
     frozenset({"stream"}),
+    frozenset({"costs"}),
     frozenset({"decode", "trace"}),
+    frozenset({"guessers"}),
     frozenset({"engine"}),
+    frozenset({"drafting"}),
+    frozenset({"draftaccount"}),
     frozenset({"account"}),
     frozenset({"conversation"}),
     frozenset({"evaluate", "fit", "routes", "serve"}),
@@ -67,6 +71,7 @@ UPWARDS = {("engine", "conversation")}  # `engine.conversation()` makes one; imp
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 FACADES = {"bmoe", "bmoe._pytest_plugin"}
 NATIVE_USERS = {
+    "guessers",
     "cachesize",
     "engine",
     "guesses",
@@ -98,6 +103,7 @@ KIND_MAY = {
         "bmoe.native.repack",
         "bmoe.native.residency",
     },
+    "draft": {"bmoe.candidates"},
     "prefetch": {"bmoe.routers"},
     "routing": {"bmoe.routers"},
     "archs": {"bmoe.registry"},  # where the rows are

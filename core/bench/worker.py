@@ -23,7 +23,7 @@ from bmoe.telemetry import record_json
 
 if TYPE_CHECKING:
     from bmoe.conversation import Conversation
-    from bmoe.decode import DecodeCost
+    from bmoe.costs import DecodeCost
     from bmoe.engine import Engine
 
 ALIVE_S = 5.0

@@ -24,7 +24,7 @@ from bmoe.registry import load_registry
 from bmoe.telemetry import SCHEMA
 
 if TYPE_CHECKING:
-    from bmoe.decode import DecodeCost
+    from bmoe.costs import DecodeCost
     from bmoe.fit.verdict import Fit
 
 _MIB = 1 << 20

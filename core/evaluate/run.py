@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bmoe.conversation import Conversation
-from bmoe.decode import DecodeCost
+from bmoe.costs import DecodeCost
 from bmoe.engine import Engine, Stopped
 from bmoe.errors import BmoeError
 from bmoe.evaluate import bootstrap, metrics, tasks

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from bmoe.conversation import Conversation
-from bmoe.decode import DecodeCost
+from bmoe.costs import DecodeCost
 from bmoe.errors import ModelError
 from bmoe.evaluate.metrics import divergence, log_softmax
 

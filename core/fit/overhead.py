@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 
 from bmoe.bundled import find_model
 from bmoe.contracts import ArchRow
-from bmoe.decode import DecodeCost
+from bmoe.costs import DecodeCost
 from bmoe.fit import processor
 from bmoe.fit.trial import run
 from bmoe.layout import read_model

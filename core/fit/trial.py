@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from bmoe.bundled import bundled_sets
-from bmoe.decode import DecodeCost
+from bmoe.costs import DecodeCost
 from bmoe.engine import open_engine
 from bmoe.errors import ModelError
 

@@ -153,12 +153,17 @@ class Model:
                 return list(tokens[:count])
             room = -count
 
-    def piece(self, token: int) -> bytes:
-        """The bytes of a token, which may be part of a character; control tokens are empty."""
+    @property
+    def has_states(self) -> bool:
+        """Whether it keeps a state that each token changes, so that it cannot go back at will."""
+        return bool(self._llama.llama_model_is_recurrent(self.handle) or self._llama.llama_model_is_hybrid(self.handle))
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of a token, which may be part of a character; control tokens are empty, unless ``special``."""
         room = 64
         while True:
             data = ctypes.create_string_buffer(room)
-            count = self._llama.llama_token_to_piece(self._vocab, token, data, room, 0, False)
+            count = self._llama.llama_token_to_piece(self._vocab, token, data, room, 0, special)
             if count >= 0:
                 return data.raw[:count]
             room = -count
@@ -285,11 +290,8 @@ class Context:
         return True
 
     def truncate(self, position: int) -> bool:
-        """Drop everything at or after ``position`` from the KV; False (nothing changed) if this memory cannot."""
-        if not self._handle:
-            return True
-        memory_handle = self._llama.llama_get_memory(self._handle)
-        return bool(self._llama.llama_memory_seq_rm(memory_handle, 0, position, -1))
+        """Drop everything at or after ``position`` from the KV; False if this memory cannot."""
+        return self.take(0, position)
 
     def clear(self) -> None:
         """Empty the KV."""

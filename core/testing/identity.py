@@ -17,7 +17,7 @@ from typing import Any
 
 from bmoe.contracts import BatchContext
 from bmoe.conversation import Conversation
-from bmoe.decode import DecodeCost
+from bmoe.costs import DecodeCost
 from bmoe.engine import Engine
 from bmoe.errors import LogitsError, NativeError
 from bmoe.native.model import Context

@@ -140,6 +140,8 @@ class _Seen:
 
     def end(self, complete: bool, /) -> None: ...
 
+    def accepted(self, kept: Sequence[int], /) -> None: ...
+
 
 def _ids(pieces: Sequence[bytes]) -> list[int]:
     """A token's id is the place where its bytes came first."""

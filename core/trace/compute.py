@@ -66,6 +66,9 @@ class LayerTracer:
             self._out.discard()
         self._rows = 0
 
+    def accepted(self, kept: Sequence[int]) -> None:
+        """It makes no difference which tokens are kept."""
+
     def _counted(self) -> tuple[float, float]:
         return self._stream.counters.wait_s, self._stream.counters.manage_s
 
@@ -109,6 +112,9 @@ class NodeTracer:
 
     def handled(self, bank: int) -> None:
         """Not part of any node."""
+
+    def accepted(self, kept: Sequence[int]) -> None:
+        """It makes no difference which tokens are kept."""
 
     def end(self, complete: bool) -> None:
         """The decode ended."""

@@ -130,6 +130,9 @@ class IoTracer:
         """The decode ended."""
         self._fetcher.flush()
 
+    def accepted(self, kept: Sequence[int]) -> None:
+        """It makes no difference which tokens are kept."""
+
 
 class _Places:
     """Which experts lie where, by the offsets of their tensors."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from bmoe.contracts import BatchContext, ExpertKey, ModelFacts
 from bmoe.native import tensor
 from bmoe.replay.route_trace import DECODE, HIT, MISS, PREFILL, SPECULATED, LayerBytes, Routed, RouteTrace, trace_of
+from bmoe.sight import rows_of
 from bmoe.stream import Stream
 
 if TYPE_CHECKING:
@@ -36,21 +37,28 @@ class RouteRows(Protocol):
 
 
 class RouteTracer:
-    """Watches a stream. A turn is a row of positions that follow each other, as of one conversation that goes on."""
+    """Watches a stream. A turn is a row of positions that follow each other, as of one conversation that goes on.
+
+    Routings of a verify batch wait until it is known which of its tokens were accepted; guesses are of no text.
+    """
 
     def __init__(self, stream: Stream, out: RouteRows) -> None:
         self._stream, self._out = stream, out
         self._batch = BatchContext("decode", ())
         self._turn, self._next = -1, -1
+        self._waiting: list[tuple[list[Routed], NDArray[np.float32] | None, list[int], list[int]]] = []
 
     def begin(self, batch: BatchContext) -> None:
         """A decode of these tokens begins."""
         self._batch = batch
-        if batch.positions and (self._turn < 0 or batch.positions[0] != self._next):
+        self._waiting.clear()
+        if batch.phase != "draft" and batch.positions and (self._turn < 0 or batch.positions[0] != self._next):
             self._turn += 1
 
     def routing(self, bank: int, keys: Sequence[ExpertKey]) -> None:
         """Note a routing, before anything is read for it."""
+        if self._batch.phase == "draft":
+            return
         stream, out = self._stream, self._out
         seam = stream.seam
         facts = seam.banks[bank]
@@ -73,7 +81,11 @@ class RouteTracer:
         found = None
         if out.wants_probabilities:
             found = stream.sight(bank).probs
-        out.routing(rows, found, starts)
+        if self._batch.phase == "verify":
+            found = None if found is None else found.copy()
+            self._waiting.append((rows, found, starts, rows_of(self._batch, len(chosen))))
+        else:
+            out.routing(rows, found, starts)
 
     def handled(self, bank: int) -> None:
         """Nothing is noted afterwards."""
@@ -83,8 +95,24 @@ class RouteTracer:
         if not complete:
             self._out.discard()
             return
+        if self._batch.phase in ("draft", "verify"):
+            return
         if self._batch.positions:
             self._next = self._batch.positions[-1] + 1
+        self._out.flush()
+
+    def accepted(self, kept: Sequence[int]) -> None:
+        """Write the routings of the tokens that were accepted."""
+        for rows, found, starts, places in self._waiting:
+            mine, begins, order = list[Routed](), list[int](), list[int]()
+            for row, place in enumerate(places):
+                if place in kept:
+                    begins.append(len(mine))
+                    order.append(row)
+                    mine += rows[starts[row] : [*starts, len(rows)][row + 1]]
+            self._out.routing(mine, None if found is None else found[order], begins)
+        self._waiting.clear()
+        self._next = self._batch.positions[kept[-1]] + 1
         self._out.flush()
 
 

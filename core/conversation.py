@@ -106,6 +106,48 @@ class Conversation:
         cost = self._begin(tokens, len(self.tokens)) if phase == "prefill" else DecodeCost()
         return prefill(self._decode, tokens, self._engine.width, cost, phase)
 
+    def verify(self, tree: Tree) -> DecodeCost:
+        """Decode the last token of the text, which is not held yet, and candidates after it, with logits for each.
+
+        What it cost; a tree without candidates is a plain decode. Otherwise :meth:`keep` says what of it is text.
+        """
+        if not tree.drafted:
+            return self._decode(tree.tokens, "decode")
+        held = len(self.tokens)
+        self._group += 1
+        batch = BatchContext(
+            "verify",
+            tuple(held + depth for depth in tree.depth),
+            seq_ids=tuple(tree.path_of(index) for index in range(len(tree.tokens))),
+            depth=tree.depth,
+            parent=tree.parent,
+            path_probability=tree.path_probability,
+            group=self._group,
+            is_output=(True,) * len(tree.tokens),
+            request_id=self._prompt.request,
+        )
+        try:
+            return self._engine.verify(self._context, tree, batch, lambda: self._cancelled)
+        except BaseException:
+            self._restore()
+            raise
+
+    def keep(self, tree: Tree, kept: Sequence[int]) -> int:
+        """Hold the tokens at ``kept`` of the tree that was verified last, a path from its root, and no others of it.
+
+        The bytes that were read for the others alone.
+        """
+        tokens = [tree.tokens[index] for index in kept]
+        length = len(self.tokens) + len(tokens)
+        whole, wasted = self._engine.keep(self._context, tree.path_of(kept[-1]), kept, length)
+        if whole:
+            self.tokens.extend(tokens)
+        else:  # this memory could not be cut to them
+            text = [*self.tokens, *tokens]
+            self._reset()
+            self.feed(text)
+        return wasted
+
     def logits(self) -> NDArray[np.float32]:
         """The logits after the last decoded token, float32 [n_vocab], as a copy."""
         row: NDArray[np.float32] = self._context.logits().copy()
@@ -226,42 +268,8 @@ class Conversation:
             raise ModelError(f"{said}; set draft.options.branching = 1")
         trunk = TrunkGuesser(lambda token: self._decode([token], "draft"), self._context.logits, self._cut)
         self._guesser = make_guesser(engine.plan, engine.draft_model, trunk)
-        deeds = Deeds(self._verify, self._keep, self._unsay, lambda: engine.width)
+        deeds = Deeds(self.verify, self.keep, self._unsay, lambda: engine.width)
         return Drafting(engine.plan, new_drafter(), self._guesser, self.tokens, engine.model.n_vocab, deeds)
-
-    def _verify(self, tree: Tree) -> DecodeCost:
-        if not tree.drafted:
-            return self._decode(tree.tokens, "decode")
-        held = len(self.tokens)
-        self._group += 1
-        batch = BatchContext(
-            "verify",
-            tuple(held + depth for depth in tree.depth),
-            seq_ids=tuple(tree.path_of(index) for index in range(len(tree.tokens))),
-            depth=tree.depth,
-            parent=tree.parent,
-            path_probability=tree.path_probability,
-            group=self._group,
-            is_output=(True,) * len(tree.tokens),
-            request_id=self._prompt.request,
-        )
-        try:
-            return self._engine.verify(self._context, tree, batch, lambda: self._cancelled)
-        except BaseException:
-            self._restore()
-            raise
-
-    def _keep(self, tree: Tree, kept: Sequence[int]) -> int:
-        tokens = [tree.tokens[index] for index in kept]
-        length = len(self.tokens) + len(tokens)
-        whole, wasted = self._engine.keep(self._context, tree.path_of(kept[-1]), kept, length)
-        if whole:
-            self.tokens.extend(tokens)
-        else:  # this memory could not be cut to them
-            text = [*self.tokens, *tokens]
-            self._reset()
-            self.feed(text)
-        return wasted
 
     def _cut(self, length: int) -> None:
         """Keep the first ``length`` tokens of the text."""

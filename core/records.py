@@ -107,16 +107,16 @@ class RunSummary:
 
     ``tok_s`` is tokens over ``decode_s``, the sum of the decode calls that they came from, and ``draft_s``.
     ``prompt_tokens`` were decoded: fewer than given if it was cancelled before. ``stop`` is why it ended: ``length``,
-    ``context`` (no room for more), ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``; ``slot_bytes`` is reserved for
-    shared slots when the cache is off. ``open_peak_rss_bytes`` is the process's peak up to the end of opening,
-    ``peak_rss_bytes`` since then; ``cache_resizes`` counts since then too; ``preloaded_bytes`` were read at open for
-    the cache, by a heat file, and are in no other figure. ``causes`` are what made it slow, the costliest first; empty
-    if nothing did, None if too little was seen. ``lost_mass`` is of decode, ``worst_lost_mass`` that of the token that
-    lost most, the prompt's included. The ``ahead`` fields are of what a prefetcher suggested, None without one:
-    ``ahead_off_tokens`` were decoded while it was switched off, ``ahead_note`` says why it is at the end. Those after
-    them are None without a drafter: ``accepted_length`` is the mean number of tokens from a decode that verified a
-    draft, the model's own included, ``acceptance`` by position in a draft the share of tokens accepted where those
-    before were; ``bytes_per_output_token`` and ``s_per_output_token`` count verification and drafting;
+    ``context`` (no room for more), ``eog``, ``cancelled`` or ``error``. ``bytes_read`` includes ``prefill_bytes``;
+    ``slot_bytes`` is reserved for shared slots when the cache is off. ``open_peak_rss_bytes`` is the process's peak up
+    to the end of opening, ``peak_rss_bytes`` since then; ``cache_resizes`` counts since then too; ``preloaded_bytes``
+    were read at open for the cache, by a heat file, and are in no other figure. ``causes`` are what made it slow, the
+    costliest first; empty if nothing did, None if too little was seen. ``lost_mass`` is of decode, ``worst_lost_mass``
+    that of the token that lost most, the prompt's included. The ``ahead`` fields are of what a prefetcher suggested,
+    None without one: ``ahead_off_tokens`` were decoded while it was switched off, ``ahead_note`` says why it is at the
+    end. Those after them are None without a drafter: ``accepted_length`` is the mean number of tokens from a decode
+    that verified a draft, the model's own included, ``acceptance`` by position in a draft the share of tokens accepted
+    where those before were; ``bytes_per_output_token`` and ``s_per_output_token`` count verification and drafting;
     ``draft_off_rounds`` were without a draft because it did not pay.
     """
 

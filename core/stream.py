@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bmoe.contracts import BankFacts, BatchContext, ExpertKey, Fetcher, Observer, ReadBatch, Ticket
@@ -93,9 +93,7 @@ class Stream:
         self._next: _Flight | None = None
         self._routed: tuple[int, list[ExpertKey]] | None = None
         self._watchers: tuple[Watcher, ...] = ()
-        self._verified: Verified | None = None
-        self.hears_all = False
-        """Whether the cache hears of rejected tokens too, as of any others; for comparison."""
+        self.verified = Verified(seam, store, observer)
         self.knobs: Knobs | None = None
         self._nodes = [RouterNodes(bank.n_expert) for bank in seam.banks]
         self._sight: Sight | None = None
@@ -123,11 +121,7 @@ class Stream:
         """Before a decode of these tokens."""
         self._batch, self._sight = batch, None
         verifies = batch.phase == "verify"
-        self._verified = Verified() if verifies else None
-        if verifies and not self.hears_all:
-            self.store.withhold()
-        else:
-            self.store.hear(())  # a verify batch that failed was not accepted
+        self.verified.begin(batch)
         # of a few drafted tokens most experts of a layer would be read for nothing
         self._wide = not verifies and bool(self.weights) and any(len(batch.positions) >= w for w in self._wide_from)
         if self.lane is not None:
@@ -188,9 +182,9 @@ class Stream:
                 self._give_up()
             if self.lane is not None:
                 self.lane.yield_to(bank, keys)
-            self._show(bank)
+            self.verified.show(lambda: self.sight(bank))
             batch = self.store.stage(bank, keys)
-            self._hold(bank)
+            self.verified.hold(bank, lambda: self.sight(bank))
             self._flight = flight = self._arriving(bank)
             if batch is not None:
                 flight.add(self.fetcher.submit(batch))
@@ -251,34 +245,9 @@ class Stream:
 
         The cache hears of what they used, in their order. Returns the bytes that were read for other tokens alone.
         """
-        verified, self._verified = self._verified, None
         for watcher in self._watchers:
             watcher.accepted(kept)
-        if verified is None:
-            return 0
-        if not self.hears_all:
-            self.store.hear(self._heard(verified, kept))
-        return sum(count * self.seam.banks[bank].entry_bytes for bank, count in verified.unread(kept))
-
-    def _show(self, bank: int) -> None:
-        """Show a routing to the cache policy that wants to see it, unless its tokens may be rejected."""
-        if self._observer is not None and (self._verified is None or self.hears_all):
-            self._observer.observe(self.sight(bank).event(self._observer.wants))
-
-    def _hold(self, bank: int) -> None:
-        """Keep a routing of a verify batch until it is known which of its tokens are accepted."""
-        verified = self._verified
-        if verified is None:
-            return
-        wants = None if self._observer is None or self.hears_all else self._observer.wants
-        verified.add(bank, self.seam.key_base[bank], self.sight(bank), self.store.staged.get(bank, ()), wants)
-
-    def _heard(self, verified: Verified, kept: Sequence[int]) -> Iterator[list[ExpertKey]]:
-        """What the tokens ``kept`` used, each shown to the observer first."""
-        for keys, event in verified.uses(kept):
-            if event is not None and self._observer is not None:
-                self._observer.observe(event)
-            yield keys
+        return self.verified.accepted(kept)
 
     def settle(self) -> None:
         """After a decode, failed or not: every touch is accounted and the store is within its budget."""

@@ -6,12 +6,14 @@ only rejected tokens used was read for nothing. Source of the rule: docs/explana
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bmoe.contracts import ExpertKey, RoutingEvent
+from bmoe.contracts import BatchContext, ExpertKey, Observer, RoutingEvent
+from bmoe.native.evalhook import Seam
 from bmoe.sight import Sight, of_rows
+from bmoe.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,34 +36,65 @@ class Held:
 
 
 class Verified:
-    """Gathers the routings of one batch, in the order in which they were computed."""
+    """Between a stream and its cache: what is ranked at once, and what waits for :meth:`accepted`.
 
-    def __init__(self) -> None:
+    ``observer`` is a cache policy that wants to see routings, each before its entries are ranked. With ``hears_all``
+    the cache hears of rejected tokens as of any others, for comparison.
+    """
+
+    def __init__(self, seam: Seam, store: Store, observer: Observer | None) -> None:
+        self.hears_all = False
+        self._seam, self._store, self._observer = seam, store, observer
         self._held: list[Held] = []
+        self._waits = self._holds = False
 
-    def add(
-        self, bank: int, key_base: int, sight: Sight, read: Sequence[ExpertKey], wants: frozenset[str] | None
-    ) -> None:
-        """A routing was handled; ``wants`` is what an observer looks at, None without one."""
-        event = None if wants is None else _copied(sight.event(wants))
-        self._held.append(Held(bank, key_base, sight.ids.copy(), sight.rows, frozenset(read), event))
+    def begin(self, batch: BatchContext) -> None:
+        """Before a decode of these tokens. A verify batch before it that was not accepted was not of the text."""
+        self._held.clear()
+        self._holds = batch.phase == "verify"
+        self._waits = self._holds and not self.hears_all
+        if self._waits:
+            self._store.withhold()
+        else:
+            self._store.hear(())
 
-    def unread(self, kept: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Bank, and how many entries were read in it that none of the tokens ``kept`` uses."""
-        chosen = set(kept)
+    def show(self, look: Callable[[], Sight]) -> None:
+        """Show a routing to the observer, unless its tokens may be rejected."""
+        if self._observer is not None and not self._waits:
+            self._observer.observe(look().event(self._observer.wants))
+
+    def hold(self, bank: int, look: Callable[[], Sight]) -> None:
+        """Keep a routing, whose entries are staged, until it is known which of its tokens are accepted."""
+        if not self._holds:
+            return
+        sight, observer = look(), self._observer if self._waits else None
+        event = None if observer is None else _copied(sight.event(observer.wants))
+        read = frozenset(self._store.staged.get(bank, ()))
+        self._held.append(Held(bank, self._seam.key_base[bank], sight.ids.copy(), sight.rows, read, event))
+
+    def accepted(self, kept: Sequence[int]) -> int:
+        """Of the verify batch the tokens ``kept`` are text; the bytes that were read for others alone."""
+        if self._waits:
+            self._store.hear(self._uses(kept))
+        wasted, chosen = 0, set(kept)
         for held in self._held:
             rows = [row for row, token in enumerate(held.rows) if token in chosen]
             used = {held.key_base + expert for expert in held.ids[rows].ravel().tolist()}
-            yield held.bank, len(held.read - used)
+            wasted += len(held.read - used) * self._seam.banks[held.bank].entry_bytes
+        self._held.clear()
+        self._holds = self._waits = False
+        return wasted
 
-    def uses(self, kept: Sequence[int]) -> Iterator[tuple[list[ExpertKey], RoutingEvent | None]]:
+    def _uses(self, kept: Sequence[int]) -> Iterator[list[ExpertKey]]:
         """What each of the tokens ``kept`` used in each routing, best slot first, token after token."""
         for token in kept:
             for held in self._held:
-                if token in held.rows:
-                    row = held.rows.index(token)
-                    keys = [held.key_base + expert for expert in dict.fromkeys(held.ids[row].tolist())]
-                    yield keys, None if held.event is None else _row(held.event, row)
+                if token not in held.rows:
+                    continue
+                row = held.rows.index(token)
+                if held.event is not None and self._observer is not None:
+                    self._observer.observe(_row(held.event, row))
+                yield [held.key_base + expert for expert in dict.fromkeys(held.ids[row].tolist())]
 
 
 _COLUMNS = ("ids", "probs", "scores", "activation", "own")

@@ -46,7 +46,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"draftmodel", "heat", "profile", "verdicts"}),
     frozenset({"budget", "pages", "pressure", "probe", "registry", "selection", "undriven"}),
     frozenset({"plugins"}),
-    frozenset({"choices", "claims"}),
+    frozenset({"choices"}),
+    frozenset({"claims"}),
     frozenset({"plan"}),
     frozenset({"planner"}),
     frozenset({"bind", "inspection", "replay", "resolve", "synth", "telemetry"}),
@@ -71,6 +72,7 @@ UPWARDS = {("engine", "conversation")}  # `engine.conversation()` makes one; imp
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 FACADES = {"bmoe", "bmoe._pytest_plugin"}
 NATIVE_USERS = {
+    "verified",
     "guessers",
     "cachesize",
     "engine",

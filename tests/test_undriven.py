@@ -12,7 +12,6 @@ from bmoe.undriven import undriven
     ("override", "path"),
     [
         ("stream.overlap=expert", "stream.overlap"),
-        ("draft.drafter=x", "draft"),
         ("chat.template=x", "chat.template"),
         ("chat.think=false", "chat.think"),
         ("serve.host=x", "serve.host"),
@@ -29,9 +28,9 @@ def test_it_is_refused_in_one_line_with_its_path_and_a_remedy(override, path):
 
 
 def test_each_is_refused_on_its_own_line():
-    tables = {"chat": {"think": True, "template": "b"}, "serve": {"port": 1}, "draft": {"drafter": "x"}}
+    tables = {"chat": {"think": True, "template": "b"}, "serve": {"port": 1}}
 
-    assert 4 == len(undriven(load_profile(tables)))
+    assert 3 == len(undriven(load_profile(tables)))
 
 
 def test_defaults_and_empty_sections_ask_for_nothing():

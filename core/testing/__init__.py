@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from bmoe.testing.archs import ArchGates
     from bmoe.testing.caches import CachePolicyGates
     from bmoe.testing.dense import DenseGates
+    from bmoe.testing.drafters import DraftGates
     from bmoe.testing.fetch import FetchGates
     from bmoe.testing.importance import ImportanceGates
     from bmoe.testing.prefetch import PrefetchGates
@@ -21,6 +22,7 @@ __all__ = [
     "ArchGates",
     "CachePolicyGates",
     "DenseGates",
+    "DraftGates",
     "FetchGates",
     "ImportanceGates",
     "PrefetchGates",
@@ -32,6 +34,7 @@ _HOMES = {
     "ArchGates": "bmoe.testing.archs",
     "CachePolicyGates": "bmoe.testing.caches",
     "DenseGates": "bmoe.testing.dense",
+    "DraftGates": "bmoe.testing.drafters",
     "FetchGates": "bmoe.testing.fetch",
     "ImportanceGates": "bmoe.testing.importance",
     "PrefetchGates": "bmoe.testing.prefetch",

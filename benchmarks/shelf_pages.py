@@ -23,6 +23,7 @@ KINDS = {
     "prefetch": "prefetcher",
     "routing": "routing policy",
     "importance": "importance scorer",
+    "draft": "drafter",
     "fetch": "fetcher",
     "dense": "dense placement",
     "sink": "sink",
@@ -32,6 +33,7 @@ SETTINGS = {
     "prefetch": '[prefetch] policy = "{}"',
     "routing": '[[routing]] plugin = "{}"',
     "importance": '[[routing]] options.importance = "{}"',
+    "draft": '[draft] drafter = "{}"',
     "fetch": 'fetch.plugin = "{}"',
     "dense": 'dense.placement = "{}"',
     "sink": '[[sink]] plugin = "{}"',
@@ -70,6 +72,8 @@ def _page(
     marks = []
     if provider["lossy"]:
         marks.append("It is lossy: it may change the output, and every run record says so.")
+    elif kind == "draft":
+        marks.append("It is lossless: the model itself chooses every token.")
     elif kind in ("cache", "prefetch"):
         marks.append("It is lossless: the output is that of the resident model, byte for byte.")
     if provider["experimental"]:

@@ -88,8 +88,7 @@ class DraftGates:
 
     # ---- with one
 
-    @pytest.mark.parametrize("seam", ["c", "python"])
-    @pytest.mark.parametrize("budget", ["off", "half"])
+    @pytest.mark.parametrize(("seam", "budget"), [("c", "half"), ("python", "off")])
     def test_identity(self, bench: Bench, plain: list[int], seam: str, budget: str) -> None:
         """Every row of every decode has the bytes that plain llama.cpp computes in the same decodes.
 

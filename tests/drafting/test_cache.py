@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bmoe.contracts import Proposal
 from bmoe.engine import Engine
 from bmoe.resolve import resolve
+from bmoe.synth import SHAPES
 from bmoe.testing.models import TinyModels
 from bmoe.tree import Tree
 from bmoe_plugins.caches.lru import Lru
@@ -99,8 +102,10 @@ def test_what_is_read_for_drafts_enters_cold(path):
         assert max(order.index(key) for key in rejected) < min(order.index(key) for key in used if key in order)
 
 
-def test_a_verify_batch_gives_up_nothing_of_its_own_while_half_the_budget_is_left(path):
-    with opened(path, share=0.75) as engine, engine.conversation() as conversation:
+def test_a_verify_batch_gives_up_nothing_of_its_own_while_half_the_budget_is_left(tmp_path):
+    wide = replace(SHAPES["tiny-qwen3moe"], name="wide", n_expert=32)
+    path = TinyModels(tmp_path).path(wide, "F32")
+    with opened(path, share=0.3) as engine, engine.conversation() as conversation:
         conversation.feed(PROMPT)
         store = engine.stream.store
         tree = Tree.of(7, Proposal((300,)))

@@ -148,10 +148,10 @@ class Conversation:
             self.feed(text)
         return wasted
 
-    def logits(self) -> NDArray[np.float32]:
-        """The logits after the last decoded token, float32 [n_vocab], as a copy."""
-        row: NDArray[np.float32] = self._context.logits().copy()
-        return row
+    def logits(self, row: int = -1) -> NDArray[np.float32]:
+        """The logits after the last decoded token, or after that at ``row`` of a tree; float32 [n_vocab], as a copy."""
+        found: NDArray[np.float32] = self._context.logits(row).copy()
+        return found
 
     def rewind(self, length: int) -> DecodeCost:
         """Keep the first ``length`` tokens and forget those after them; what that cost.
@@ -266,7 +266,7 @@ class Conversation:
         if engine.plan.trees and engine.model.has_states:
             said = f"{engine.facts.path} keeps a state that paths of a tree cannot share"
             raise ModelError(f"{said}; set draft.options.branching = 1")
-        trunk = TrunkGuesser(lambda token: self._decode([token], "draft"), self._context.logits, self._cut)
+        trunk = TrunkGuesser(lambda token: self._decode([token], "draft"), self.logits, self._cut)
         self._guesser = make_guesser(engine.plan, engine.draft_model, trunk)
         deeds = Deeds(self.verify, self.keep, self._unsay, lambda: engine.width)
         return Drafting(engine.plan, new_drafter(), self._guesser, self.tokens, engine.model.n_vocab, deeds)

@@ -1,8 +1,8 @@
 """How many tokens to draft next, none included: what was measured decides.
 
 A trial begins with a draft of one token. If it is rejected the trial is over, whatever it took: nothing accepted never
-pays. If it is accepted the drafts double while everything is accepted, which cannot lose, and from the first rejection
-on the length with the most tokens per second is drafted, or none if no length beats decoding without.
+pays. Else drafts double as long as everything is accepted: a verify hardly costs more than its tokens one by one. From
+the first rejection on the length with the most tokens per second is drafted, or none if no length beats a plain decode.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _RENEW, _RARELY = 8, 64
 draft seems to pay."""
 _PAYS = 1.05
 """Times the tokens per second without a draft, from which on drafting pays: less is noise."""
+_GROWING = 8
+"""Rounds that a draft may grow, or stay at its longest, before the clock is asked: by then acceptance is known."""
 _EXPLORE = 8
 """Every so many rounds with drafts one is longer or shorter than the best."""
 _PAUSE, _LONGEST = 8, 64
@@ -85,7 +87,7 @@ class DraftLength:
         """Rounds in which the limit was 0 because drafting did not pay; those that measure are not counted."""
         return self._off_rounds
 
-    def ended(self, round: Round) -> None:
+    def ended(self, round: Round) -> None:  # noqa: A002 - it is one
         """Learn from a round that was asked for with :attr:`limit`."""
         if self._fixed:
             return
@@ -113,19 +115,20 @@ class DraftLength:
             self._widths.forget_text()
             self._limit, self._phase, self._rounds, self._period = 1, _Phase.TRYING, 0, 0.0
 
-    def _draft_ended(self, round: Round, drafted: int) -> None:
+    def _draft_ended(self, done: Round, drafted: int) -> None:
         self._rounds += 1
         self._unrenewed += 1
-        everything = round.accepted == drafted
+        everything = done.accepted == drafted
         if self._phase is _Phase.TRYING:
-            self._dearest = max(self._dearest, _at_worst(round, drafted) + round.accepted)
-            if not round.accepted:
-                self._period = _at_worst(round, drafted)
+            self._dearest = max(self._dearest, _at_worst(done, drafted) + done.accepted)
+            if not done.accepted:
+                self._period = _at_worst(done, drafted)
                 self._switch_off()
                 return
             self._phase = _Phase.GROWING
-        self._period += self._cost(round, drafted)
-        if self._phase is _Phase.GROWING and everything and self._limit < self._most:
+        self._period += self._cost(done, drafted)
+        cheap = self._period < self._rounds  # less than a token a round beyond what was given, by reads and decodes
+        if self._phase is _Phase.GROWING and everything and cheap and self._rounds < _GROWING:
             self._limit = min(2 * self._limit, self._most)
             return
         self._phase = _Phase.DRAFTING
@@ -161,13 +164,13 @@ class DraftLength:
         self._log.debug("drafting does not pay", off_for_tokens=self._pause)
         self._pause = min(2 * self._pause, _LONGEST)
 
-    def _cost(self, round: Round, drafted: int) -> float:
+    def _cost(self, done: Round, drafted: int) -> float:
         """What a round with a draft cost beyond its tokens, in tokens without one."""
         plain = self._widths.plain_bytes
-        measured = round.read_bytes / plain - round.accepted - 1 if plain else 0.0
-        return min(max(measured, round.decodes - 1 - round.accepted, 0.0), _at_worst(round, drafted))
+        measured = done.read_bytes / plain - done.accepted - 1 if plain else 0.0
+        return min(max(measured, done.decodes - 1 - done.accepted, 0.0), _at_worst(done, drafted))
 
 
-def _at_worst(round: Round, drafted: int) -> float:
-    """The same if nothing of what a rejected token needs was in memory: it holds whatever the noise of a measurement."""
-    return drafted - round.accepted + round.decodes - 1
+def _at_worst(done: Round, drafted: int) -> float:
+    """The same if a rejected token reads as much as any other: it holds whatever the noise of a measurement."""
+    return drafted - done.accepted + done.decodes - 1

@@ -13,10 +13,13 @@ _SAMPLES, _PLAIN = 8, 16
 """The latest rounds of each length, and without a draft, that are looked back on."""
 _MEMORY, _BORROWED = 16, 2.0
 """Drafts that an acceptance is a mean of, and how many the one of the place before counts for."""
-_LINE = 4.0
+_LINE = 8.0
 """Rounds that the line through all lengths counts for beside those of the length itself."""
+_DISTURBED = 2.0
+"""A round that takes longer than this many times what was expected counts as one that took that: a lasting change is
+followed in a few rounds, a single disturbance is not believed."""
 _CHANCE = 0.002
-"""A run of rejected drafts that is less likely than this means another text, and what was learned of the old is void."""
+"""A run of rejected drafts that is less likely than this means another text: what was learned of the old is void."""
 
 
 class Widths:
@@ -51,6 +54,8 @@ class Widths:
         if self._plain:
             # a round that took longer than all of that one by one was disturbed, or it does not pay in any case
             seconds = min(seconds, self._plain_seconds() * (drafted + decodes))
+            if self._took:
+                seconds = min(seconds, _DISTURBED * self._seconds(drafted, self._line()))
         self._took.setdefault(drafted, deque(maxlen=_SAMPLES)).append(seconds)
         for place in range(min(accepted + 1, drafted, self._most)):
             self._tries[place] += 1 - self._tries[place] / _MEMORY

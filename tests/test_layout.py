@@ -39,10 +39,11 @@ LAYERS: tuple[frozenset[str], ...] = (
             "routers",
             "tables",
             "values",
+            "widths",
         }
     ),
     frozenset({"diagnosis", "scratch", "shards"}),
-    frozenset({"fingerprint", "layout", "native", "rows", "salvage"}),
+    frozenset({"draftlength", "fingerprint", "layout", "native", "rows", "salvage"}),
     frozenset({"heat", "profile", "verdicts"}),
     frozenset({"budget", "pages", "pressure", "probe", "registry", "selection", "undriven"}),
     frozenset({"plugins"}),

@@ -95,7 +95,7 @@ class DraftLength:
         # a draft that took decodes and proposed nothing is as good as one rejected token; a free one never happened
         drafted = round.drafted or int(round.decodes > 1)
         if drafted:
-            self._widths.drafted(drafted, round.accepted, round.seconds, round.decodes)
+            self._widths.drafted(drafted, round.accepted, round.seconds)
         else:
             self._widths.plain(round.seconds, round.read_bytes)
         if not self._limit:
@@ -127,7 +127,7 @@ class DraftLength:
                 return
             self._phase = _Phase.GROWING
         self._period += self._cost(done, drafted)
-        cheap = self._period < self._rounds  # less than a token a round beyond what was given, by reads and decodes
+        cheap = self._period < self._rounds  # less than a token a round beyond what it gave
         if self._phase is _Phase.GROWING and everything and cheap and self._rounds < _GROWING:
             self._limit = min(2 * self._limit, self._most)
             return
@@ -166,9 +166,8 @@ class DraftLength:
 
     def _cost(self, done: Round, drafted: int) -> float:
         """What a round with a draft cost beyond its tokens, in tokens without one."""
-        plain = self._widths.plain_bytes
-        measured = done.read_bytes / plain - done.accepted - 1 if plain else 0.0
-        return min(max(measured, done.decodes - 1 - done.accepted, 0.0), _at_worst(done, drafted))
+        without = max(self._widths.plain_tokens(done.seconds, done.read_bytes), done.decodes)
+        return min(max(without - done.accepted - 1, 0.0), _at_worst(done, drafted))
 
 
 def _at_worst(done: Round, drafted: int) -> float:

@@ -31,10 +31,13 @@ class Widths:
         self._took: dict[int, deque[float]] = {}
         self.forget_text()
 
-    @property
-    def plain_bytes(self) -> float:
-        """Mean bytes that a token without a draft read; 0 if none was measured."""
-        return fmean(read for _, read in self._plain) if self._plain else 0.0
+    def plain_tokens(self, seconds: float, read_bytes: int) -> float:
+        """How many tokens could have been had without a draft in that time, or for those reads: the more of both."""
+        if not self._plain:
+            return 0.0
+        plain_seconds, plain_bytes = self._plain_seconds(), fmean(read for _, read in self._plain)
+        by_time = seconds / plain_seconds if plain_seconds else 0.0
+        return max(by_time, read_bytes / plain_bytes if plain_bytes else 0.0)
 
     def forget_plain(self) -> None:
         """Rounds without a draft are about to be measured anew."""
@@ -49,13 +52,10 @@ class Widths:
         """A round without a draft ended."""
         self._plain.append((seconds, read_bytes))
 
-    def drafted(self, drafted: int, accepted: int, seconds: float, decodes: float) -> None:
-        """A round with a draft ended, ``decodes`` being that of the verify and those of the draft."""
+    def drafted(self, drafted: int, accepted: int, seconds: float) -> None:
+        """A round with a draft ended."""
         if self._plain:
-            # a round that took longer than all of that one by one was disturbed, or it does not pay in any case
-            seconds = min(seconds, self._plain_seconds() * (drafted + decodes))
-            if self._took:
-                seconds = min(seconds, _DISTURBED * self._seconds(drafted, self._line()))
+            seconds = min(seconds, _DISTURBED * self._seconds(drafted, self._line()))
         self._took.setdefault(drafted, deque(maxlen=_SAMPLES)).append(seconds)
         for place in range(min(accepted + 1, drafted, self._most)):
             self._tries[place] += 1 - self._tries[place] / _MEMORY

@@ -39,6 +39,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "routers",
             "tables",
             "values",
+            "widths",
         }
     ),
     frozenset({"diagnosis", "scratch", "shards"}),

@@ -59,23 +59,34 @@ def held_bytes(bank: BankFacts, page_bytes: int) -> int:
 
 
 def size_budget(
-    bytes_: int, requested: float | Literal["auto"], facts: ModelFacts, page_bytes: int, *, ahead: bool = False
+    bytes_: int,
+    requested: float | Literal["auto"],
+    facts: ModelFacts,
+    page_bytes: int,
+    *,
+    ahead: bool = False,
+    head: bool = False,
 ) -> CacheBudget:
-    """The budget of ``bytes_``, at most what all experts hold; with room for a prefetcher's guesses if ``ahead``."""
+    """The budget of ``bytes_``, at most what all experts hold; with room for a prefetcher's guesses if ``ahead``.
+
+    With ``head`` the experts of the head for next-token prediction are cached too. A token's cycle is the trunk's.
+    """
+    banks = (*facts.banks, *facts.nextn_banks) if head else facts.banks
+    entries = sum(bank.n_expert for bank in banks)
+    everything = sum(bank.n_expert * held_bytes(bank, page_bytes) for bank in banks)
+    largest = max((held_bytes(bank, page_bytes) for bank in banks), default=0)
     held = [held_bytes(bank, page_bytes) for bank in facts.banks]
     used = [min(bank.n_used, bank.n_expert) for bank in facts.banks]
-    entries = sum(bank.n_expert for bank in facts.banks)
-    everything = sum(bank.n_expert * size for bank, size in zip(facts.banks, held, strict=True))
     bounded = max(0, min(bytes_, everything))
     cycle = sum(n * size for n, size in zip(used, held, strict=True))
     layers = max((2 * n * size for n, size in zip(used, held, strict=True)), default=0)
     # guesses for one layer arrive while those for the layer before are used; a small budget is for what was used
     room = min(bounded // 4, layers) if ahead and bounded < everything else 0
-    room = room if held and room >= max(held) else 0
+    room = room if held and room >= largest else 0
     return CacheBudget(
         bytes=bounded,
         requested=requested,
-        capacity=min(entries, (bounded - room) // max(held)) if held else 0,
+        capacity=min(entries, (bounded - room) // largest) if held else 0,
         cycle=sum(used),
         cycle_bytes=cycle,
         room=room,
@@ -147,10 +158,11 @@ def decide_budget(
     claims: Claims = NOTHING,
     *,
     ahead: bool = False,
+    head: bool = False,
 ) -> BudgetOutcome:
     """The budget for ``policy``, the chosen cache policy ("" if it is not known), beside what else will be taken.
 
-    ``ahead``: with room for what a prefetcher suggests.
+    ``ahead``: with room for what a prefetcher suggests; ``head``: for the model's head for next-token prediction too.
 
     ``below_cycle(budget)`` tells whether the policy has hits below one token's cycle; asked only where it matters.
     """
@@ -159,7 +171,7 @@ def decide_budget(
         machine = replace(machine, available_bytes=left)
 
     def sized(amount: float) -> CacheBudget:
-        return size_budget(int(amount), cache.budget_mb, facts, machine.page_bytes, ahead=ahead)
+        return size_budget(int(amount), cache.budget_mb, facts, machine.page_bytes, ahead=ahead, head=head)
 
     off = sized(0)
     if policy == "none":
@@ -185,7 +197,7 @@ def decide_budget(
 
 
 def resized(
-    budget_mb: float, facts: ModelFacts, page_bytes: int, below_cycle: bool, *, ahead: bool = False
+    budget_mb: float, facts: ModelFacts, page_bytes: int, below_cycle: bool, *, ahead: bool = False, head: bool = False
 ) -> CacheBudget:
     """The budget that an open cache is given anew, at most what all experts hold; ProfileError if refused.
 
@@ -195,7 +207,7 @@ def resized(
     number = isinstance(budget_mb, int | float) and not isinstance(budget_mb, bool)
     if not number or not 0 <= budget_mb < math.inf:
         raise ProfileError(f"{said}: the budget is no number of MiB; give one of at least 0")
-    budget = size_budget(round(budget_mb * MIB), budget_mb, facts, page_bytes, ahead=ahead)
+    budget = size_budget(round(budget_mb * MIB), budget_mb, facts, page_bytes, ahead=ahead, head=head)
     smallest = min(bank.entry_bytes for bank in facts.banks)
     need = smallest if below_cycle else budget.least
     if budget.bytes < need:

@@ -57,8 +57,9 @@ class CacheSize:
             raise ProfileError("the cache is off and cannot be resized; open with cache.budget_mb above 0")
         if busy:
             raise NativeError("the cache cannot be resized inside a decode; do it between two tokens")
-        guesses = isinstance(store, GuessingStore)
-        self._resize(store, resized(budget_mb, self._plan.facts, PAGE, self._below_cycle, ahead=guesses))
+        plan, guesses = self._plan, isinstance(store, GuessingStore)
+        head = plan.drafts_with_head
+        self._resize(store, resized(budget_mb, plan.facts, PAGE, self._below_cycle, ahead=guesses, head=head))
         return store.held_bytes
 
     def relieve(self, *, busy: bool) -> None:
@@ -74,8 +75,9 @@ class CacheSize:
             self._log.warning("memory is short", seen=advice.reason, remedy=said)
         elif advice.budget_bytes < store.budget_bytes and not busy:
             self._log.warning("memory is short: the cache shrinks", seen=advice.reason)
-            ahead = isinstance(store, GuessingStore)
-            self._resize(store, size_budget(advice.budget_bytes, "auto", self._plan.facts, PAGE, ahead=ahead))
+            plan, ahead = self._plan, isinstance(store, GuessingStore)
+            head = plan.drafts_with_head
+            self._resize(store, size_budget(advice.budget_bytes, "auto", plan.facts, PAGE, ahead=ahead, head=head))
 
     def _resize(self, store: ExpertStore, budget: CacheBudget) -> None:
         before = store.budget_bytes

@@ -29,15 +29,22 @@ def claimed(profile: Profile, facts: ModelFacts, row: ArchRow | None) -> Claims:
 
 
 def drafting_bytes(profile: Profile, facts: ModelFacts, draft: Choice, model: ModelFacts | None) -> int:
-    """What drafting takes beside the cache: logits of all tokens of a draft, and the draft ``model``, if any."""
+    """What drafting takes beside the cache: logits of all tokens of a draft, and what guesses them.
+
+    That is the draft ``model``, if there is one; or the model's own head, which is a layer with a KV and buffers of its
+    own, and takes the trunk's hidden state of every token, which a ubatch has once more as llama.cpp gives it.
+    """
     assert profile.draft is not None
     rows = profile.draft.max_draft * facts.n_vocab * 4
-    held = draft.provider.holds(draft.options, facts)
-    if model is None:
-        return rows + held
-    width = min(profile.model.ubatch, profile.model.ctx)
-    compute = compute_bytes(model, profile.model.ctx, width, flash=profile.model.flash_attention is not False)
-    return rows + held + model.dense_bytes + kv_bytes(profile, model) + compute
+    taken = rows + draft.provider.holds(draft.options, facts)
+    if model is None and draft.provider.guesses != "head":
+        return taken
+    ctx, width = profile.model.ctx, min(profile.model.ubatch, profile.model.ctx)
+    compute = compute_bytes(model or facts, ctx, width, flash=profile.model.flash_attention is not False)
+    if model is not None:
+        return taken + model.dense_bytes + kv_bytes(profile, model) + compute
+    layers = max(1, facts.n_layer - facts.n_nextn)
+    return taken + kv_bytes(profile, facts) // layers + 4 * facts.n_embd * (ctx + 1 + width) + compute
 
 
 def build_facts(profile: Profile, model: ModelFacts, budget: CacheBudget, ubatch: int, paths: tuple[str, ...]) -> Facts:

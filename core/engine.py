@@ -26,7 +26,7 @@ from bmoe.knobs import Knobs
 from bmoe.lane import Lane
 from bmoe.log import get_logger
 from bmoe.machine import control_groups, read_machine
-from bmoe.native import interrupts, repack, tensor
+from bmoe.native import interrupts, mtp, repack, tensor
 from bmoe.native.compiled import make_seam
 from bmoe.native.evalhook import Seam
 from bmoe.native.model import Context, ContextOptions, Model
@@ -87,7 +87,7 @@ class Engine:
         self._running: Context | None = None
         self._verified: Context | None = None
         self._requests = itertools.count(1)
-        self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
+        self._contexts: weakref.WeakSet[Any] = weakref.WeakSet()
         self._log = get_logger()
         with contextlib.ExitStack() as stack:
             with interrupts.deferred() as cancelled:
@@ -109,12 +109,17 @@ class Engine:
         stack.callback(self.hot.close)
         self.hot = replace(self.hot, fetcher=self.tracing.wrap(self.hot.fetcher))
         self.seam: Seam = self._make_seam(seam)
-        self.repacked = find_repacked(plan.facts, self.hot.dense, self.context_options(), cancelled)
+        if plan.drafts_with_head:
+            mtp.check_head(plan.facts)
+        self.repacked = find_repacked(
+            plan.facts, self.hot.dense, self.context_options(), cancelled, head=plan.drafts_with_head
+        )
         self.model = Model(
             plan.facts,
             keep_experts_out=plan.streaming,
             read_dense=not getattr(self.hot.dense, "copies", False),
             repack=plan.profile.model.repack,
+            load_mtp=plan.drafts_with_head,
             buffer_overrides=repack.overrides(self.repacked) if self.repacked else (),
             cancelled=cancelled,
         )
@@ -164,8 +169,12 @@ class Engine:
         from bmoe.conversation import Conversation
 
         conversation = Conversation(self)
-        self._conversations.add(conversation)
+        self.close_first(conversation)
         return conversation
+
+    def close_first(self, user: Any) -> None:
+        """Close ``user``, which has contexts of the model, before the model itself."""
+        self._contexts.add(user)
 
     def context_options(self) -> ContextOptions:
         """Parameters of every context of this engine."""
@@ -214,25 +223,33 @@ class Engine:
             return context.take(path, length), wasted
 
     def perform(
-        self, context: Context, work: Callable[[], int], batch: BatchContext, cancelled: Callable[[], bool]
+        self,
+        context: Context,
+        work: Callable[[], int],
+        batch: BatchContext,
+        cancelled: Callable[[], bool],
+        *,
+        cut: bool = False,
     ) -> DecodeCost:
-        """One llama_decode on ``context``, which ``work`` calls and whose code it returns; its cost.
+        """One llama_decode for ``context``, which ``work`` calls and whose code it returns; its cost.
 
         Conversations take turns by decodes. ``batch`` says what the tokens are. ``cancelled`` is asked once it is this
-        context's turn: a stop may have come while it waited.
+        context's turn: a stop may have come while it waited. ``cut``: the graph ends at its first routing, so that
+        nothing is read, and nothing that sees routings hears of it; only where no outputs are asked for.
 
         Raises what a plugin or a read raised inside it, as itself; NativeError if llama.cpp fails; Stopped if
         :meth:`stop` ended it. Afterwards nothing of this decode is in the KV.
         """
         with self._lock:
-            stream, self._verified = self.stream, None
-            before = snapshot(stream)
+            self._verified = None
+            stream, warmth = (None, None) if cut else (self.stream, self.warmth)
+            before = snapshot(self.stream)
             if stream is not None:
                 stream.begin(batch)
-            if self.warmth is not None:
-                self.warmth.begin(batch)
+            if warmth is not None:
+                warmth.begin(batch)
             with self._turn:
-                self.seam.begin()
+                self.seam.begin(cut=cut)
                 self._running = context
             cpu, began = time.process_time(), time.perf_counter()
             try:
@@ -257,11 +274,11 @@ class Engine:
                 reason = "no room in the KV cache; raise model.ctx" if code == 1 else f"llama_decode returned {code}"
                 raise NativeError(f"{self.facts.path}: {reason}")
             tokens = len(batch.positions)
-            cost = cost_between(tokens, took, cpu, before, snapshot(stream))
+            cost = cost_between(tokens, took, cpu, before, snapshot(self.stream))
             if stream is not None and stream.knobs is not None:
                 cost.worst_loss = stream.knobs.worst
-            if self.warmth is not None:
-                self.warmth.ended(tokens)
+            if warmth is not None:
+                warmth.ended(tokens)
             return cost
 
     def importance(self, prompt: Sequence[int]) -> tuple[float, ...]:
@@ -330,23 +347,23 @@ class Engine:
     def close(self) -> None:
         """Close the conversations, then free everything in the reverse order of opening. May be called twice."""
         with self._lock:
-            for conversation in list(self._conversations):
-                conversation.close()
+            for user in list(self._contexts):
+                user.close()
             self._closing.close()
 
     def _make_seam(self, kind: str) -> Seam:
-        banks, trace = self.plan.facts.banks if self.plan.streaming else (), self.plan.profile.trace
+        banks, trace = self.plan.banks if self.plan.streaming else (), self.plan.profile.trace
         return NodeTimer(banks) if trace.compute and trace.detail == "node" else make_seam(kind, banks)
 
     def _make_store(self) -> Store:
-        plan, banks = self.plan, self.plan.facts.banks
+        plan, banks = self.plan, self.plan.banks
         if plan.budget.bytes == 0:
             return SharedSlots(banks, self.seam)
         shape = banks, self.seam, self.hot.policy, plan.budget.bytes, read_machine().max_map_count
         return GuessingStore(*shape, plan.budget.room) if plan.budget.room else ExpertStore(*shape)
 
     def _make_knobs(self, found: Sequence[Weighing | None]) -> Knobs:
-        for bank, weighing in zip(self.facts.banks, found, strict=True):
+        for bank, weighing in zip(self.plan.banks, found, strict=True):
             if weighing is None:
                 said = f"{self.facts.path}: layer {bank.layer}: the graph has no node where its experts are weighed"
                 raise ModelError(f"{said}; leave [[routing]] out")
@@ -370,7 +387,7 @@ class Engine:
         prefetcher = self.hot.prefetcher
         if prefetcher is None or not isinstance(store, GuessingStore):
             return None
-        return Lane(prefetcher, store, self.hot.fetcher, self.seam)
+        return Lane(prefetcher, store, self.hot.fetcher, self.seam, self.facts.banks)
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: someone asked for it

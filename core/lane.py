@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bmoe.contracts import BatchContext, ExpertKey, Fetcher, Prefetcher, Ticket
+from bmoe.contracts import BankFacts, BatchContext, ExpertKey, Fetcher, Prefetcher, Ticket, expert_key
 from bmoe.errors import PluginError, ReadError
 from bmoe.governor import Governor
 from bmoe.guesses import GuessingStore
@@ -46,13 +46,16 @@ class Guess:
 class Lane:
     """Between a prefetcher, the store's room for guesses, and the fetcher. All calls come from the decoding thread."""
 
-    def __init__(self, prefetcher: Prefetcher, store: GuessingStore, fetcher: Fetcher, seam: Seam) -> None:
+    def __init__(
+        self, prefetcher: Prefetcher, store: GuessingStore, fetcher: Fetcher, seam: Seam, banks: Sequence[BankFacts]
+    ) -> None:
+        """``banks`` are those that the prefetcher knows of, the first of the seam's: the trunk's."""
         self.counters = LaneCounters()
         self._prefetcher, self._store, self._fetcher, self._seam = prefetcher, store, fetcher, seam
-        self._bank_of = {base >> 16: index for index, base in enumerate(seam.key_base)}
+        self._bank_of = {expert_key(b.layer, 0, b.bank) >> 16: index for index, b in enumerate(banks)}
         self._last = [len(bank.projections) - 1 for bank in seam.banks]
         self._guesses: dict[ExpertKey, Guess] = {}
-        self.governor = Governor(max(bank.entry_bytes for bank in seam.banks))
+        self.governor = Governor(max(bank.entry_bytes for bank in banks))
         self.listens = True
         """Whether the prefetcher is shown the routings of this decode and asked. One that is switched off, or compared
         with none, is not: its own work is a part of what it costs."""
@@ -86,7 +89,12 @@ class Lane:
         return [guess.ticket for guess in claimed]
 
     def attend(self, bank: int, sight: Sight, *, asked: bool) -> None:
-        """Show the routing that is being handled to the prefetcher, and :meth:`look` if it is to be asked."""
+        """Show the routing that is being handled to the prefetcher, and :meth:`look` if it is to be asked.
+
+        One of a head for next-token prediction is none of its business.
+        """
+        if bank >= len(self._bank_of):
+            return
         self._prefetcher.observe(sight.event(self._prefetcher.wants))
         if asked:
             self.look(bank)

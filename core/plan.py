@@ -16,7 +16,7 @@ from bmoe.budget import (
 )
 from bmoe.choices import Choice
 from bmoe.claims import build_facts
-from bmoe.contracts import ArchRow, Facts, ModelFacts
+from bmoe.contracts import ArchRow, BankFacts, Facts, ModelFacts
 from bmoe.profile import Profile
 
 
@@ -69,6 +69,16 @@ class Plan:
     def trees(self) -> bool:
         """Whether drafts may be trees."""
         return self.draft is not None and self.draft.provider.trees(self.draft.options)
+
+    @property
+    def drafts_with_head(self) -> bool:
+        """Whether the model's head for next-token prediction guesses for the drafter, so that it is opened too."""
+        return self.draft is not None and self.draft.provider.guesses == "head"
+
+    @property
+    def banks(self) -> tuple[BankFacts, ...]:
+        """The routed experts that are streamed: those of the trunk, and after them the head's if it is used."""
+        return (*self.facts.banks, *self.facts.nextn_banks) if self.drafts_with_head else self.facts.banks
 
     @property
     def choices(self) -> tuple[Choice, ...]:

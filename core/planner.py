@@ -23,6 +23,7 @@ from bmoe.copies import find_copies
 from bmoe.draftmodel import read_draft_model
 from bmoe.drives import drive_of
 from bmoe.errors import ModelError, PluginError, ProfileError
+from bmoe.headcheck import no_head
 from bmoe.heat import unusable
 from bmoe.machine import Machine
 from bmoe.plan import Plan
@@ -78,6 +79,7 @@ class _Planner(Chooser):
         self.notices: list[str] = []
         self._machine, self._remember = machine, remember
         self._facts: ModelFacts = _NO_MODEL
+        self._head = False
         self._paths: tuple[str, ...] = ()
         self._why = self._cache_why = "as the profile says"
 
@@ -108,6 +110,7 @@ class _Planner(Chooser):
         by_kind = {choice.kind: choice for choice in chosen if choice.kind not in ("sink", "routing")}
         copied, prefetch = self._copied(by_kind.get("dense"), facts), by_kind.get("prefetch")
         draft = by_kind.get("draft")
+        self._head = draft is not None and draft.provider.guesses == "head"
         taken = {"copied": copied, "draft": self._drafts(draft, facts) if draft is not None else 0}
         budget = self._budget(by_kind.get("cache"), facts, machine, taken, ahead=prefetch is not None)
         if prefetch is not None and row is not None:
@@ -270,6 +273,9 @@ class _Planner(Chooser):
             return 0
         model: ModelFacts | None = None
         said = f" = {toml_value(draft.name)}"
+        reason = no_head(facts) if draft.provider.guesses == "head" and facts is not _NO_MODEL else ""
+        if reason:
+            self.problem("draft.drafter", f"{said} has nothing to guess with: {reason}", "model.path")
         if draft.provider.guesses == "trunk" and not self.profile.stream.enabled:
             self.problem("draft.drafter", f"{said} needs a streamed model; leave [draft] out", "stream.enabled")
         if draft.provider.guesses == "model":
@@ -305,7 +311,7 @@ class _Planner(Chooser):
         if budget.room or not self.profile.stream.enabled:
             return
         said = f"prefetch.policy = {toml_value(prefetch.name)}"
-        if budget.bytes and budget.bytes == size_budget(1 << 62, 0, self._facts, self._machine.page_bytes).bytes:
+        if budget.bytes and budget.bytes == self._all_experts():
             self.notices.append(f"{said} is not used: every expert stays in memory")
         elif budget.bytes:
             self.notices.append(f"{said} is not used: a cache of {budget.bytes >> 20} MiB has no room for guesses")
@@ -316,6 +322,10 @@ class _Planner(Chooser):
             self.problem(
                 "prefetch.policy", f" = {toml_value(prefetch.name)} needs a cache to read into; {remedy}", "cache"
             )
+
+    def _all_experts(self) -> int:
+        """Bytes of a cache that every expert stays in."""
+        return size_budget(1 << 62, 0, self._facts, self._machine.page_bytes, head=self._head).bytes
 
     def _budget(
         self, cache: Choice | None, facts: ModelFacts, machine: Machine, taken: Mapping[str, int], *, ahead: bool
@@ -341,7 +351,9 @@ class _Planner(Chooser):
         claims = claimed(self.profile, facts, self.catalog.archs.get(facts.arch))
         claims = replace(claims, **taken)
         name = cache.name if cache else ""
-        outcome: BudgetOutcome = decide_budget(section, name, facts, machine, below_cycle, claims, ahead=ahead)
+        outcome: BudgetOutcome = decide_budget(
+            section, name, facts, machine, below_cycle, claims, ahead=ahead, head=self._head
+        )
         if outcome.problem:
             key, _, rest = outcome.problem.partition(" = ")
             self.problem(key, f" = {rest}", "stream.enabled")

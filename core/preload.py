@@ -62,8 +62,8 @@ class Warmth:
             raise
 
     def begin(self, batch: BatchContext) -> None:
-        """A decode begins; those of a prompt use nearly everything and are not counted."""
-        self._counting = batch.phase != "prefill"
+        """A decode begins; a prompt uses nearly everything and is not counted, nor are guesses, which are no text."""
+        self._counting = batch.phase not in ("prefill", "draft")
 
     def ended(self, tokens: int) -> None:
         """It succeeded."""

@@ -43,7 +43,7 @@ class _Recorder:
     def __init__(self, engine: Engine, inner: Store, turn: int) -> None:
         self.inner, self.step, self.rows = inner, 0, list[Routed]()
         self._turn = turn
-        self._banks = {(b.layer, b.bank): (i, b.entry_bytes) for i, b in enumerate(engine.facts.banks)}
+        self._banks = {(b.layer, b.bank): (i, b.entry_bytes) for i, b in enumerate(engine.plan.banks)}
         self._resident, self._base = engine.seam.resident, engine.seam.entry_base
 
     def __getattr__(self, name: str) -> Any:

@@ -38,6 +38,7 @@ typedef struct {
     int32_t pending; /* second bank of the layer in progress, whose ids are still to come, or -1 */
     uint32_t generation;
     int32_t attentive; /* enter Python at every routing, hit or not */
+    int32_t cut;       /* end the graph at its first routing, of which nobody hears */
     volatile int32_t latch; /* set from any thread: the decode ends at its next node */
 } seam_state;
 
@@ -93,6 +94,7 @@ EXPORT bool seam_eval(void *tensor, bool ask, void *user) {
         const int32_t second = s->second_of_bank[bank];
         if (second >= 0 && s->pending == second) return false; /* the same choice, computed again for that cast */
         if (ask) return true;
+        if (s->cut) return false;
         s->pending = second;
     }
 

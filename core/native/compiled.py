@@ -53,6 +53,7 @@ class _SeamState(ctypes.Structure):
         ("pending", ctypes.c_int32),
         ("generation", ctypes.c_uint32),
         ("attentive", ctypes.c_int32),
+        ("cut", ctypes.c_int32),
         ("latch", ctypes.c_int32),
     ]
 
@@ -109,11 +110,11 @@ class CSeam(Seam):
                 at = end
         return super().drain()
 
-    def begin(self) -> None:  # noqa: D102 - see Seam
-        super().begin()
+    def begin(self, *, cut: bool = False) -> None:  # noqa: D102 - see Seam
+        super().begin(cut=cut)
         self._completed = self._state.entered
         self._state.pending, self._state.awaited, self._state.sought = -1, None, None
-        self._state.attentive = int(self.attentive)
+        self._state.attentive, self._state.cut = int(self.attentive), int(cut)
 
     def finish(self) -> None:  # noqa: D102 - see Seam
         super().finish()

@@ -47,7 +47,8 @@ class Seam(ABC):
     ``resident`` has one byte per entry, bank after bank (``entry_base[bank] + expert``); the store writes it.
     ``handler`` and ``advance`` are set by the stream; while :attr:`attentive`, the handler is called for routings that
     are all hits too. ``node`` is the address of the routing's tensor while the handler runs. Without banks it isolates
-    nothing and serves to stop a decode.
+    nothing and serves to stop a decode. While :attr:`cut`, a graph ends at its first routing, which nobody hears of:
+    llama_decode returns 0, and what attention has put into the KV by then is whole.
     """
 
     name = ""
@@ -67,7 +68,7 @@ class Seam(ABC):
         second = {b.layer: i for i, b in enumerate(banks) if b.bank == 1}
         self.second_of_bank = [second.get(b.layer, -1) if b.bank == 0 else -1 for b in banks]
         self.failure: BaseException | None = None
-        self.attentive = False
+        self.attentive = self.cut = False
         self.node = 0
         self._touched: list[list[ExpertKey]] = []
         self._completed = 0
@@ -83,9 +84,9 @@ class Seam(ABC):
             self.failure = error
         self.stop()
 
-    def begin(self) -> None:
-        """Before a decode: forget an earlier failure."""
-        self.failure = None
+    def begin(self, *, cut: bool = False) -> None:
+        """Before a decode, which is to be :attr:`cut` or not: forget an earlier failure."""
+        self.failure, self.cut = None, cut
         self._latch(False)
 
     def finish(self) -> None:
@@ -158,8 +159,8 @@ class PythonSeam(Seam):
             params.cb_eval = ctypes.cast(self._eval_callback, binding.ggml_backend_sched_eval_callback)
         params.abort_callback = ctypes.cast(self._abort_callback, binding.ggml_abort_callback)
 
-    def begin(self) -> None:  # noqa: D102 - see Seam
-        super().begin()
+    def begin(self, *, cut: bool = False) -> None:  # noqa: D102 - see Seam
+        super().begin(cut=cut)
         self._pending, self._awaited, self._sought = -1, 0, b""
         # A signal handler that raises before a callback's first statement reaches only this hook of Python's, and C
         # goes on with an answer that nobody gave. Signals arrive on the main thread alone.
@@ -221,6 +222,8 @@ class PythonSeam(Seam):
             if 0 <= second == self._pending:
                 return False  # the same choice, computed again for the second bank
             if not ask:
+                if self.cut:
+                    return False
                 self._pending, self.node = second, address
                 self._routing(tensor.at(address), bank)
             return True

@@ -86,7 +86,7 @@ class Model:
         expression another ``ggml_backend_buffer_type_t``, by address. The load ends early, as refused, once
         ``cancelled`` says True.
         """
-        self.path = facts.path
+        self.path, self.has_head = facts.path, load_mtp
         self._llama = llama = lib.llama()
         llamalog.start()
         params = llama.llama_model_default_params()
@@ -122,6 +122,7 @@ class Model:
         self.bases: dict[int, int] = carver.bases if carver is not None else {}
         self._vocab = llama.llama_model_get_vocab(self._handle)
         self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
+        self.n_embd = int(llama.llama_model_n_embd(self._handle))
 
     def count_reads(self) -> None:
         """Report everything that was read since the load began, for weights that are read after it."""
@@ -182,7 +183,8 @@ class Model:
 class Context:
     """A KV and a graph over a model. ``callbacks`` are (cb_eval, abort_callback) or a seam that installs its own.
 
-    ``buffers``: bytes by kind (compute, output, KV, RS) as llama.cpp's log says; empty if it does not.
+    ``buffers``: bytes by kind (compute, output, KV, RS) as llama.cpp's log says; empty if it does not. ``decoded``: the
+    tokens of the last decode, 0 if it failed.
     """
 
     def __init__(self, model: Model, options: ContextOptions, *, callbacks: Any = None) -> None:
@@ -222,6 +224,7 @@ class Context:
                 f"llama.cpp cannot create a context of {options.ctx} tokens: {reason}; lower model.ctx or model.ubatch"
             )
         self._batch = Batch(options.ubatch)
+        self.decoded = 0
 
     def __enter__(self) -> Context:
         return self
@@ -256,7 +259,10 @@ class Context:
     def _decode(self, batch: Any) -> int:
         if not self._handle:
             raise NativeError(f"{self.model.path}: this conversation is closed; open another one")
-        return int(self._llama.llama_decode(self._handle, batch))
+        self.decoded = 0
+        code = int(self._llama.llama_decode(self._handle, batch))
+        self.decoded = batch.n_tokens if code == 0 else 0
+        return code
 
     def logits(self, row: int = -1) -> Any:
         """One token's logits as a float32 array [n_vocab]; llama.cpp's memory, valid until the next decode.

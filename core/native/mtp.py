@@ -4,13 +4,12 @@ The head is one more layer with a KV of its own. At position p it takes the toke
 position p - 1, and predicts token p + 1; its own hidden state takes the trunk's place when a draft is chained. It runs
 in a second context of the same model. Source: ``graph_mtp`` in src/models/glm4-moe.cpp, ``llama-ext.h``.
 
-llama.cpp ends the process where a model has no such head, so everything is checked before it is asked. Its batches have
-outputs for all rows: with fewer it returns the hidden state of another row, and says nothing.
+llama.cpp ends the process where a model has no such head, so everything is checked before it is asked.
+:class:`Head` holds a whole model in memory, for measurements; what the engine needs are the functions before it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 from collections.abc import Sequence
@@ -22,17 +21,14 @@ from numpy.typing import NDArray
 
 from bmoe.contracts import ModelFacts
 from bmoe.errors import NativeError
+from bmoe.headcheck import no_head
 from bmoe.native import lib
 from bmoe.native.model import Context, ContextOptions, Model
 
 Rows: TypeAlias = NDArray[np.float32]
 
-ARCHITECTURES = ("glm4moe",)
-"""Those whose head was compared with its formula. Others export hidden states by other rules."""
-
 _CTX_TYPE_MTP = 1
 _SYMBOLS = ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn")
-_ASSERTED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "ffn_gate_inp")
 
 
 @functools.cache
@@ -52,25 +48,64 @@ def extension() -> Any:
 
 def check_head(facts: ModelFacts) -> None:
     """NativeError unless this model has a head that llama.cpp can run: it would end the process instead."""
-    if facts.arch not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise NativeError(f"{facts.path}: no head of architecture {facts.arch!r} can be driven yet (only of {known})")
-    if facts.n_nextn != 1:
-        found = f"{facts.n_nextn} layers" if facts.n_nextn else "no layer"
-        raise NativeError(
-            f"{facts.path}: the model has {found} for next-token prediction ({facts.arch}.nextn_predict_layers), "
-            "and exactly one can be driven; choose another model or do not draft"
-        )
-    layer = facts.n_layer - 1
-    names = {t.name for t in facts.dense}
-    missing = [part for part in _ASSERTED if f"blk.{layer}.{part}.weight" not in names]
-    if not missing and not any(bank.layer == layer for bank in facts.nextn_banks):
-        missing = ["ffn_gate_exps"]
-    if missing:
-        raise NativeError(
-            f"{facts.path}: the head for next-token prediction lacks blk.{layer}.{missing[0]}.weight; "
-            "convert the model again with it (not every converted file has kept the head)"
-        )
+    reason = no_head(facts)
+    if reason:
+        raise NativeError(f"{facts.path}: {reason}")
+
+
+def export_states(trunk: Context) -> None:
+    """From the next decode on have the hidden states of all rows of a trunk's context, see :func:`states`."""
+    extension().llama_set_embeddings_nextn(trunk.handle, True, False)
+
+
+def of_head(options: ContextOptions) -> ContextOptions:
+    """Parameters of a context of the head, by those of one of the trunk."""
+    return replace(options, ctx_type=_CTX_TYPE_MTP, outputs=1, rollback=0, sequences=1)
+
+
+def open_head(model: Model, options: ContextOptions, callbacks: Any = None) -> Context:
+    """A context of the model's head, for :func:`decode_head`; it exports the hidden states of outputs.
+
+    Raises NativeError if the model was opened without its head, or for lack of memory.
+    """
+    if not model.has_head:
+        raise NativeError(f"{model.path}: this model was opened without its head; open it with load_mtp")
+    driven = extension()
+    context = Context(model, replace(of_head(options), outputs=options.outputs), callbacks=callbacks)
+    driven.llama_set_embeddings_nextn(context.handle, True, True)
+    return context
+
+
+def decode_head(head: Context, tokens: Sequence[int], first: int, hidden: Rows, *, outputs: bool) -> int:
+    """Decode tokens from position ``first`` on, each with the hidden state before it; llama_decode's code.
+
+    ``hidden`` is float32 [n, n_embd]. All rows are outputs or none: of a mixture llama.cpp returns the hidden states of
+    other rows. NativeError where llama.cpp would end the process, or take what is no hidden state for one.
+    """
+    shape = (len(tokens), head.model.n_embd)
+    if hidden.shape != shape:
+        raise NativeError(f"hidden states of the shape {hidden.shape}, not {shape}")
+    if head.options.ctx_type != _CTX_TYPE_MTP or not 0 < len(tokens) <= head.options.ubatch:
+        raise NativeError(f"{head.model.path}: {len(tokens)} tokens cannot be decoded by this context of a head")
+    rows = np.ascontiguousarray(hidden, np.float32)
+    return head.decode_at(tokens, range(first, first + len(tokens)), outputs=outputs, hidden=rows)
+
+
+def states(context: Context, count: int) -> Rows:
+    """The hidden states of the first ``count`` tokens of the last decode, after the output norm, float32 [n, n_embd].
+
+    A copy. NativeError if that decode had fewer tokens, or failed, or exported none.
+    """
+    if count > context.decoded:
+        raise NativeError(f"{context.model.path}: the last decode has no hidden states of {count} tokens")
+    return _copied(extension().llama_get_embeddings_nextn(context.handle), (count, context.model.n_embd), "states")
+
+
+def _copied(pointer: Any, shape: tuple[int, int], what: str) -> Rows:
+    if not pointer:
+        raise NativeError(f"llama.cpp has no {what} for the last batch; install a tested llama-cpp-python")
+    copied: Rows = np.ctypeslib.as_array(pointer, shape).copy()
+    return copied
 
 
 class Head:
@@ -86,7 +121,6 @@ class Head:
         ModelError if llama.cpp refuses the file.
         """
         check_head(facts)
-        self._extension = extension()
         self._llama = lib.llama()
         self._n_ubatch, self._length = options.ubatch, 0
         self._hidden: Rows = np.zeros(facts.n_embd, np.float32)
@@ -94,14 +128,14 @@ class Head:
         self.model = Model(facts, keep_experts_out=False, load_mtp=True)
         self._contexts: list[Context] = []
         try:
-            self._trunk = self._open(options)
-            self._head = self._open(replace(options, ctx_type=_CTX_TYPE_MTP))
+            self._trunk = Context(self.model, options)
+            self._contexts.append(self._trunk)
+            export_states(self._trunk)
+            self._head = open_head(self.model, options)
+            self._contexts.append(self._head)
         except BaseException:
             self.close()
             raise
-        # of the trunk the states of all rows; of the head those of outputs, which all its rows are
-        self._extension.llama_set_embeddings_nextn(self._trunk.handle, True, False)
-        self._extension.llama_set_embeddings_nextn(self._head.handle, True, True)
 
     def __enter__(self) -> Head:
         return self
@@ -129,15 +163,15 @@ class Head:
         for start in range(0, len(tokens), self._n_ubatch):
             part = tokens[start : start + self._n_ubatch]
             try:
-                said, states = self._decode(self._trunk, part, self._length, None)
-                before = np.concatenate([self._hidden[None], states[:-1]])
+                said, after = self._decode(self._trunk, part, self._length, None)
+                before = np.concatenate([self._hidden[None], after[:-1]])
                 guessed, _ = self._decode(self._head, part, self._length, before)
             except BaseException:
                 self._trunk.truncate(self._length)
                 self._head.truncate(self._length)
                 raise
             self._length += len(part)
-            self._hidden = states[-1]
+            self._hidden = after[-1]
             trunk.append(said)
             head.append(guessed)
         return np.concatenate(trunk), np.concatenate(head)
@@ -151,8 +185,8 @@ class Head:
         drafts, logits = [], np.empty((count, self.model.n_vocab), np.float32)
         try:
             for step in range(count):
-                rows, states = self._decode(self._head, [token], self._length + step, state[None])
-                logits[step], state = rows[0], states[0]
+                rows, after = self._decode(self._head, [token], self._length + step, state[None])
+                logits[step], state = rows[0], after[0]
                 token = int(rows[0].argmax())
                 drafts.append(token)
         finally:
@@ -181,40 +215,17 @@ class Head:
             self._contexts.pop().close()
         self.model.close()
 
-    def _open(self, options: ContextOptions) -> Context:
-        self._contexts.append(Context(self.model, options))
-        return self._contexts[-1]
-
     def _decode(self, context: Context, tokens: Sequence[int], first: int, hidden: Rows | None) -> tuple[Rows, Rows]:
         """Logits and hidden states of all rows. ``hidden`` goes with tokens to the head and never to the trunk."""
         count = len(tokens)
         if not count or not context.handle:
             raise NativeError(f"{self.model.path}: nothing to decode, or this head is closed")
-        # each must outlive the call: the batch only points to them
-        ids, places = (ctypes.c_int32 * count)(*tokens), (ctypes.c_int32 * count)(*range(first, first + count))
-        one, sequence = (ctypes.c_int32 * count)(*[1] * count), ctypes.c_int32(0)
-        sequences = (ctypes.POINTER(ctypes.c_int32) * count)(*[ctypes.pointer(sequence)] * count)
-        outputs = (ctypes.c_int8 * count)(*[1] * count)
-        batch = self._llama.llama_batch()
-        batch.n_tokens, batch.token, batch.pos = count, ids, places
-        batch.n_seq_id, batch.seq_id, batch.logits = one, sequences, outputs
-        shape = (count, self._hidden.size)
-        rows = None if hidden is None else np.ascontiguousarray(hidden, np.float32)
-        if rows is not None:
-            if rows.shape != shape:
-                raise NativeError(f"hidden states of the shape {rows.shape}, not {shape}")
-            batch.embd = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        code = self._llama.llama_decode(context.handle, batch)
+        if hidden is None:
+            code = context.decode_at(tokens, range(first, first + count))
+        else:
+            code = decode_head(context, tokens, first, hidden, outputs=True)
         if code:
             reason = "no room in the KV cache; raise ctx" if code == 1 else f"llama_decode returned {code}"
             raise NativeError(f"{self.model.path}: {reason} (position {first})")
-        logits = self._rows(self._llama.llama_get_logits(context.handle), (count, self.model.n_vocab), "logits")
-        states = self._extension.llama_get_embeddings_nextn(context.handle)
-        return logits, self._rows(states, shape, "hidden states")
-
-    @staticmethod
-    def _rows(pointer: Any, shape: tuple[int, int], what: str) -> Rows:
-        if not pointer:
-            raise NativeError(f"llama.cpp has no {what} for the last batch; install a tested llama-cpp-python")
-        copied: Rows = np.ctypeslib.as_array(pointer, shape).copy()
-        return copied
+        logits = _copied(self._llama.llama_get_logits(context.handle), (count, self.model.n_vocab), "logits")
+        return logits, states(context, count)

@@ -68,12 +68,13 @@ class WatchedFetcher:
     waited for.
     """
 
-    def __init__(self, inner: Fetcher, facts: ModelFacts) -> None:
-        self._inner, self._facts = inner, facts
+    def __init__(self, inner: Fetcher, facts: ModelFacts, banks: Sequence[BankFacts]) -> None:
+        """``banks`` are what is streamed of the model."""
+        self._inner, self._facts, self._banks = inner, facts, banks
         self._slices: list[tuple[int, int, list[_Slice]]] = []
         self._staged: Callable[[], Collection[ExpertKey]] = frozenset
         self._ends = [shard.nbytes for shard in facts.shards]
-        self._projections = {expert_key(b.layer, 0, b.bank) >> 16: len(b.projections) for b in facts.banks}
+        self._projections = {expert_key(b.layer, 0, b.bank) >> 16: len(b.projections) for b in banks}
         self._parts: Counter[ExpertKey] = Counter()
         self.read: Counter[ExpertKey] = Counter()
         self._out: list[_Watched] = []
@@ -96,7 +97,7 @@ class WatchedFetcher:
         ``staged`` says which entries have their memory and may be read.
         """
         self._staged = staged
-        for bank, places in zip(self._facts.banks, addresses, strict=True):
+        for bank, places in zip(self._banks, addresses, strict=True):
             for stage, (p, place) in enumerate(zip(bank.projections, places, strict=True)):
                 row = [
                     _Slice(
@@ -270,7 +271,7 @@ class Watch:
         """``plan`` with its fetcher and its cache policy watched."""
 
         def fetcher(options: Options, facts: Facts) -> Any:
-            self.fetcher = WatchedFetcher(plan.fetch.provider.build(options, facts), plan.facts)
+            self.fetcher = WatchedFetcher(plan.fetch.provider.build(options, facts), plan.facts, plan.banks)
             return self.fetcher
 
         def policy(options: Options, facts: Facts) -> Any:
@@ -287,7 +288,7 @@ class Watch:
         """Once the engine is open: poison all of its expert memory and learn where entries lie."""
         assert engine.stream is not None, "nothing is streamed"
         addresses = engine.stream.store.addresses
-        for bank, places in zip(engine.facts.banks, addresses, strict=True):
+        for bank, places in zip(engine.plan.banks, addresses, strict=True):
             for projection, address in enumerate(places):
                 memory.fill(memory.round_down(address), POISON, region_bytes(bank, projection))
         store = engine.stream.store
@@ -312,7 +313,7 @@ def within_reach(facts: ModelFacts) -> list[str] | None:
         path = os.path.realpath(file.path)
         bases = memory.file_mappings(os.stat(path).st_ino, path)
         assert bases, f"{path} is not mapped at all"
-        spans = [span for bank in facts.banks for span in _page_spans(bank, shard)]
+        spans = [span for bank in (*facts.banks, *facts.nextn_banks) for span in _page_spans(bank, shard)]
         ranges = [(base + first, base + last) for base in bases for first, last in spans]
         for line in lines:
             place, mode, _, _, inode = line.split()[:5]

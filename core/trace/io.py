@@ -140,7 +140,7 @@ class _Places:
     def __init__(self, facts: ModelFacts) -> None:
         spans = sorted(
             (p.shard, p.offset, p.stride, bank.layer, bank.bank, index, bank.n_expert)
-            for bank in facts.banks
+            for bank in (*facts.banks, *facts.nextn_banks)
             for index, p in enumerate(bank.projections)
         )
         self._spans, self._starts = spans, [span[:2] for span in spans]

@@ -61,6 +61,7 @@ class Conversation:
         self.tokens: list[int] = []
         self.summary: RunSummary | None = None
         self._group = 0
+        self._again = DecodeCost()
         self._guesser: Guesser | None = None
         self.drafting = self._make_drafting()
 
@@ -126,6 +127,7 @@ class Conversation:
             is_output=(True,) * len(tree.tokens),
             request_id=self._prompt.request,
         )
+        self._context.mark(len(tree.tokens))
         try:
             return self._engine.verify(self._context, tree, batch, lambda: self._cancelled)
         except BaseException:
@@ -142,10 +144,8 @@ class Conversation:
         whole, wasted = self._engine.keep(self._context, tree.path_of(kept[-1]), kept, length)
         if whole:
             self.tokens.extend(tokens)
-        else:  # this memory could not be cut to them
-            text = [*self.tokens, *tokens]
-            self._reset()
-            self.feed(text)
+        else:
+            self._again.add(self._hold([*self.tokens, *tokens]))
         return wasted
 
     def logits(self) -> NDArray[np.float32]:
@@ -156,17 +156,12 @@ class Conversation:
     def rewind(self, length: int) -> DecodeCost:
         """Keep the first ``length`` tokens and forget those after them; what that cost.
 
-        A memory that cannot be cut (recurrent layers) is emptied, and the tokens that are kept are decoded again.
+        Where a memory cannot be cut (recurrent layers), tokens that are kept are decoded again, mostly all of them.
         :meth:`logits` says nothing new before the next decode. Raises ModelError if there are fewer tokens.
         """
         if not 0 <= length <= len(self.tokens):
             raise ModelError(f"cannot go back to {length} tokens: the conversation holds {len(self.tokens)}")
-        kept = self.tokens[:length]
-        if self._context.truncate(length):
-            del self.tokens[length:]
-            return DecodeCost()
-        self._reset()
-        return self.feed(kept)
+        return self._hold(self.tokens[:length])
 
     def clear(self) -> None:
         """Forget all tokens. The experts in memory stay."""
@@ -266,28 +261,44 @@ class Conversation:
         if engine.plan.trees and engine.model.has_states:
             said = f"{engine.facts.path} keeps a state that paths of a tree cannot share"
             raise ModelError(f"{said}; set draft.options.branching = 1")
-        trunk = TrunkGuesser(lambda token: self._decode([token], "draft"), self._context.logits, self._cut)
+        context = self._context
+        trunk = TrunkGuesser(lambda token: self._decode([token], "draft"), context.logits, self._cut, context.mark)
         self._guesser = make_guesser(engine.plan, engine.draft_model, trunk)
-        deeds = Deeds(self.verify, self.keep, self._unsay, lambda: engine.width)
+        deeds = Deeds(self.verify, self.keep, self._unsay, lambda: engine.width, self._decoded_again)
         return Drafting(engine.plan, new_drafter(), self._guesser, self.tokens, engine.model.n_vocab, deeds)
 
     def _cut(self, length: int) -> None:
         """Keep the first ``length`` tokens of the text."""
         if length < len(self.tokens):
-            self.rewind(length)
+            self._again.add(self.rewind(length))
 
     def _unsay(self, count: int) -> None:
         """Drop the last ``count`` tokens, which were accepted but are not asked for any more."""
         if count:
-            if self._context.truncate(len(self.tokens) - count):
-                del self.tokens[-count:]
-            else:
-                self._reset()
+            cancelled, self._cancelled = self._cancelled, False  # what was said stays, whoever stopped it
+            try:
+                self._hold(self.tokens[:-count])
+            finally:
+                self._cancelled = self._cancelled or cancelled
+
+    def _hold(self, text: Sequence[int]) -> DecodeCost:
+        """Hold ``text``, whose beginning is held; what it cost to decode again what could not be kept of it."""
+        if self._context.truncate(len(text)):
+            self.tokens[:] = text
+            return DecodeCost()
+        held = self._context.go_back(len(text))
+        self.tokens[:] = text[:held]
+        return self.feed(text[held:], "decode" if held else "prefill") if held < len(text) else DecodeCost()
+
+    def _decoded_again(self) -> DecodeCost:
+        """What it cost since this was asked last."""
+        again, self._again = self._again, DecodeCost()
+        return again
 
     def _restore(self) -> None:
-        """After a failed decode: the KV holds exactly ``tokens`` again, or nothing if this memory cannot be cut."""
+        """After a failed decode: the KV holds exactly ``tokens`` again, or as many as it can go back to."""
         if not self._context.truncate(len(self.tokens)):
-            self._reset()
+            del self.tokens[self._context.go_back(len(self.tokens)) :]
 
     def _reset(self) -> None:
         self._context.clear()

@@ -237,9 +237,12 @@ class Conversation:
         held, count = len(self.tokens), len(tokens)
         outputs = tuple(index + 1 == count for index in range(count))
         part, reads_prompt = self._prompt, phase == "prefill"
+        chain = range(count) if phase == "verify" else ()
         batch = BatchContext(
             phase,
             tuple(range(held, held + count)),
+            depth=tuple(chain),
+            parent=tuple(depth - 1 for depth in chain),
             ubatch=part.parts if reads_prompt else 0,
             is_output=outputs,
             importance=part.importance[held - part.start :][:count] if reads_prompt else (),
@@ -288,7 +291,8 @@ class Conversation:
             return DecodeCost()
         held = self._context.go_back(len(text))
         self.tokens[:] = text[:held]
-        return self.feed(text[held:], "decode" if held else "prefill") if held < len(text) else DecodeCost()
+        # plugins have heard of what follows a mark: nobody says again that it was accepted
+        return self.feed(text[held:], "verify" if held else "prefill") if held < len(text) else DecodeCost()
 
     def _decoded_again(self) -> DecodeCost:
         """What it cost since this was asked last."""

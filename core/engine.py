@@ -186,7 +186,8 @@ class Engine:
             kv_type=model.kv_type,
             flash_attention=model.flash_attention,
             outputs=1 + plan.max_draft,
-            rollback=plan.max_draft,
+            # llama.cpp ends the process where a ubatch has no room beside the tokens that it keeps states of
+            rollback=max(0, min(plan.max_draft, plan.ubatch - 2)),
             sequences=plan.max_draft if plan.trees else 1,
         )
 

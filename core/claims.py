@@ -6,6 +6,7 @@ from bmoe.budget import CacheBudget, Claims, compute_bytes
 from bmoe.choices import Choice
 from bmoe.contracts import ArchRow, Facts, FetchFacts, ModelFacts
 from bmoe.profile import Profile
+from bmoe.states import SNAPSHOTS
 
 _KV_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 34 / 32}
 
@@ -25,19 +26,28 @@ def claimed(profile: Profile, facts: ModelFacts, row: ArchRow | None) -> Claims:
         flash=model.flash_attention is not False,
         all_logits=row is not None and "denoising" in row.has,
     )
-    return Claims(kv=kv_bytes(profile, facts), compute=compute)
+    return Claims(kv=kv_bytes(profile, facts) + facts.state_bytes, compute=compute)
 
 
 def drafting_bytes(profile: Profile, facts: ModelFacts, draft: Choice, model: ModelFacts | None) -> int:
-    """What drafting takes beside the cache: logits of all tokens of a draft, and the draft ``model``, if any."""
+    """What drafting takes beside the cache: logits and states of all tokens of a draft, and the draft ``model``."""
     assert profile.draft is not None
-    rows = profile.draft.max_draft * facts.n_vocab * 4
-    held = draft.provider.holds(draft.options, facts)
-    if model is None:
-        return rows + held
     width = min(profile.model.ubatch, profile.model.ctx)
+    rows = profile.draft.max_draft * facts.n_vocab * 4
+    kept = snapshots(facts, profile.draft.max_draft, width)
+    # where states are kept for fewer tokens, they are marked before a round
+    marked = draft.provider.guesses == "trunk" or kept < profile.draft.max_draft
+    own = rows + (kept + marked) * facts.state_bytes + draft.provider.holds(draft.options, facts)
+    if model is None:
+        return own
     compute = compute_bytes(model, profile.model.ctx, width, flash=profile.model.flash_attention is not False)
-    return rows + held + model.dense_bytes + kv_bytes(profile, model) + compute
+    return own + model.dense_bytes + kv_bytes(profile, model) + 2 * model.state_bytes + compute
+
+
+def snapshots(facts: ModelFacts, max_draft: int, ubatch: int) -> int:
+    """For how many tokens of a verify decode llama.cpp keeps the states before them, beside those after the last."""
+    # it ends the process where a ubatch has no room for one token more than those
+    return max(0, min(max_draft, ubatch - 2)) if facts.arch in SNAPSHOTS else 0
 
 
 def build_facts(profile: Profile, model: ModelFacts, budget: CacheBudget, ubatch: int, paths: tuple[str, ...]) -> Facts:

@@ -43,7 +43,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "widths",
         }
     ),
-    frozenset({"diagnosis", "scratch", "shards"}),
+    frozenset({"diagnosis", "scratch", "shards", "states"}),
     frozenset({"candidates", "draftlength", "fingerprint", "layout", "native", "rows", "salvage", "tree", "watcher"}),
     frozenset({"draftmodel", "heat", "profile", "verdicts"}),
     frozenset({"budget", "pages", "pressure", "probe", "registry", "selection", "undriven"}),

@@ -132,6 +132,23 @@ def test_a_routing_of_hits_is_only_logged(form: type[Seam]) -> None:
 
 
 @pytest.mark.parametrize("form", SEAMS)
+@pytest.mark.parametrize("expert", [1, 77])
+def test_a_cut_graph_ends_at_its_first_routing_and_nobody_hears_of_it(form: type[Seam], expert: int) -> None:
+    """Not even of ids that are none, which are not looked at. The next decode goes on as if there had been no cut."""
+    driven = Driven(form, banks_of([(2, 4)]))
+    driven.seam.attentive = True
+    driven.seam.begin(cut=True)
+    node = Node(b"ffn_moe_topk-2", [[expert, 0]])
+
+    assert (driven.ask(node), driven.computed(node), driven.aborts) == (True, False, False)
+    assert ([], [], "fine", False) == (driven.calls, driven.seam.drain(), driven.outcome(), driven.seam.stopped)
+
+    driven.seam.begin()
+    assert driven.asked_and_computed(Node(b"ffn_moe_topk-2", [[1, 0]]))
+    assert [(0, [expert_key(2, 1), expert_key(2, 0)])] == driven.calls
+
+
+@pytest.mark.parametrize("form", SEAMS)
 @pytest.mark.parametrize(("expert", "said"), [(4, "expert 4 of 4"), (-3, "expert below 0 of 4")])
 def test_an_id_out_of_range_ends_the_decode_and_names_layer_and_expert(
     form: type[Seam], expert: int, said: str

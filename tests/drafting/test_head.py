@@ -64,7 +64,8 @@ def _expected(headed):
 
     @functools.cache
     def of(ubatch):
-        one = Followed(planned(headed, model={"ubatch": ubatch}, **RESIDENT))
+        draft = {**DRAFT, "max_draft": min(DRAFT["max_draft"], ubatch - 1)}
+        one = Followed(planned(headed, model={"ubatch": ubatch}, draft=draft, **RESIDENT))
         try:
             return rounds(one)
         finally:

@@ -22,11 +22,12 @@ from .nodes import COMPILED, SEAMS, Driven, Node, banks_of
 
 @dataclass(frozen=True)
 class Case:
-    """One decode: banks, which entries are resident, and the nodes in graph order."""
+    """One decode: banks, which entries are resident, the nodes in graph order, and whether the graph is cut."""
 
     sizes: list[tuple[int, int]]
     resident: list[bool]
     nodes: list[tuple[bytes, list[list[int]], int, int]]
+    cut: bool
 
 
 LOOK_ALIKES = [
@@ -66,14 +67,14 @@ def cases(draw: st.DrawFn) -> Case:
         slots, tokens = draw(st.integers(1, 4)), draw(st.integers(1, 5))
         ids = draw(st.lists(st.lists(chosen, min_size=slots, max_size=slots), min_size=tokens, max_size=tokens))
         nodes.append((name, ids, draw(st.integers(1, 3)), draw(st.integers(0, 5))))
-    return Case(sizes, resident, nodes)
+    return Case(sizes, resident, nodes, draw(st.booleans()))
 
 
 def transcript(form: type[Seam], case: Case) -> list[object]:
     """Everything that a seam answers and does in one decode."""
     driven = Driven(form, banks_of(case.sizes))
     driven.seam.resident[:] = bytes(case.resident)
-    driven.seam.begin()
+    driven.seam.begin(cut=case.cut)
     said: list[object] = []
     for name, ids, step, margin in case.nodes:
         node = Node(name, ids, step, margin)

@@ -277,8 +277,8 @@ class Stream:
     def _look_ahead(self, bank: int) -> None:
         """Plan the reads of the next bank, if all but a few of its experts will be used and there is room.
 
-        Not of the last layer: llama.cpp computes it for the tokens alone whose logits were asked for, as a rule one. With
-        a head for next-token prediction that is the head's, and the trunk's last one is computed for all tokens.
+        Not of the last layer: llama.cpp computes it for the tokens alone whose logits were asked for, as a rule one.
+        With a head for next-token prediction that is the head's; the trunk's last one is computed for all tokens then.
         """
         banks = self.seam.banks
         if bank < len(banks) and banks[bank].layer < banks[-1].layer and self._many(bank):

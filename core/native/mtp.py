@@ -55,7 +55,10 @@ def check_head(facts: ModelFacts) -> None:
 
 def export_states(trunk: Context) -> None:
     """From the next decode on have the hidden states of all rows of a trunk's context, see :func:`states`."""
-    extension().llama_set_embeddings_nextn(trunk.handle, True, False)
+    driven = extension()
+    if not trunk.handle:
+        raise NativeError(f"{trunk.model.path}: this conversation is closed; open another one")
+    driven.llama_set_embeddings_nextn(trunk.handle, True, False)
 
 
 def of_head(options: ContextOptions) -> ContextOptions:
@@ -87,6 +90,8 @@ def decode_head(head: Context, tokens: Sequence[int], first: int, hidden: Rows, 
         raise NativeError(f"hidden states of the shape {hidden.shape}, not {shape}")
     if head.options.ctx_type != _CTX_TYPE_MTP or not 0 < len(tokens) <= head.options.ubatch:
         raise NativeError(f"{head.model.path}: {len(tokens)} tokens cannot be decoded by this context of a head")
+    if not all(0 <= token < head.model.n_vocab for token in tokens):  # -1 is how llama.cpp says that there is none
+        raise NativeError(f"{head.model.path}: there is a token id outside 0..{head.model.n_vocab - 1}")
     rows = np.ascontiguousarray(hidden, np.float32)
     return head.decode_at(tokens, range(first, first + len(tokens)), outputs=outputs, hidden=rows)
 
@@ -96,7 +101,7 @@ def states(context: Context, count: int) -> Rows:
 
     A copy. NativeError if that decode had fewer tokens, or failed, or exported none.
     """
-    if count > context.decoded:
+    if not context.handle or count > context.decoded:
         raise NativeError(f"{context.model.path}: the last decode has no hidden states of {count} tokens")
     return _copied(extension().llama_get_embeddings_nextn(context.handle), (count, context.model.n_embd), "states")
 

@@ -22,11 +22,12 @@ from .nodes import COMPILED, SEAMS, Driven, Node, banks_of
 
 @dataclass(frozen=True)
 class Case:
-    """One decode: banks, which entries are resident, and the nodes in graph order."""
+    """One decode: banks, which entries are resident, the nodes in graph order, and whether the graph is cut."""
 
     sizes: list[tuple[int, int]]
     resident: list[bool]
     nodes: list[tuple[bytes, list[list[int]], int, int]]
+    cut: bool
 
 
 LOOK_ALIKES = [
@@ -66,14 +67,14 @@ def cases(draw: st.DrawFn) -> Case:
         slots, tokens = draw(st.integers(1, 4)), draw(st.integers(1, 5))
         ids = draw(st.lists(st.lists(chosen, min_size=slots, max_size=slots), min_size=tokens, max_size=tokens))
         nodes.append((name, ids, draw(st.integers(1, 3)), draw(st.integers(0, 5))))
-    return Case(sizes, resident, nodes)
+    return Case(sizes, resident, nodes, draw(st.booleans()))
 
 
 def transcript(form: type[Seam], case: Case) -> list[object]:
     """Everything that a seam answers and does in one decode."""
     driven = Driven(form, banks_of(case.sizes))
     driven.seam.resident[:] = bytes(case.resident)
-    driven.seam.begin()
+    driven.seam.begin(cut=case.cut)
     said: list[object] = []
     for name, ids, step, margin in case.nodes:
         node = Node(name, ids, step, margin)
@@ -129,6 +130,23 @@ def test_a_routing_of_hits_is_only_logged(form: type[Seam]) -> None:
     keys = [expert_key(2, 2), expert_key(2, 0)]
     assert [keys, keys[::-1]] == driven.seam.drain()
     assert [] == driven.seam.drain()
+
+
+@pytest.mark.parametrize("form", SEAMS)
+@pytest.mark.parametrize("expert", [1, 77])
+def test_a_cut_graph_ends_at_its_first_routing_and_nobody_hears_of_it(form: type[Seam], expert: int) -> None:
+    """Not even of ids that are none, which are not looked at. The next decode goes on as if there had been no cut."""
+    driven = Driven(form, banks_of([(2, 4)]))
+    driven.seam.attentive = True
+    driven.seam.begin(cut=True)
+    node = Node(b"ffn_moe_topk-2", [[expert, 0]])
+
+    assert (driven.ask(node), driven.computed(node), driven.aborts) == (True, False, False)
+    assert ([], [], "fine", False) == (driven.calls, driven.seam.drain(), driven.outcome(), driven.seam.stopped)
+
+    driven.seam.begin()
+    assert driven.asked_and_computed(Node(b"ffn_moe_topk-2", [[1, 0]]))
+    assert [(0, [expert_key(2, 1), expert_key(2, 0)])] == driven.calls
 
 
 @pytest.mark.parametrize("form", SEAMS)

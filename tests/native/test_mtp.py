@@ -205,6 +205,9 @@ def test_a_full_context_is_an_error_and_drafting_goes_on(head: mtp.Head) -> None
 def test_a_token_outside_the_vocabulary_is_an_error(head: mtp.Head) -> None:
     with pytest.raises(NativeError, match="llama_decode returned -1"):
         head.feed([512])
+    for token in (512, -1):
+        with pytest.raises(NativeError, match=r"a token id outside 0\.\.511"):
+            head.draft(token, 1)
 
 
 def test_a_closed_head_says_so(path: Path) -> None:

@@ -59,7 +59,9 @@ class TracedFetcher:
         rows = [column.tolist() for column in (reads.stage, reads.shard, reads.offset, reads.length)]  # one column each
         inner = self._inner.submit(reads, ahead=ahead)
         self._number += 1
-        return TracedTicket(inner, inner.nbytes, self._number - 1, ahead, self.phase, now, list(zip(*rows, strict=True)))
+        return TracedTicket(
+            inner, inner.nbytes, self._number - 1, ahead, self.phase, now, list(zip(*rows, strict=True))
+        )
 
     def wait(self, ticket: Ticket, upto: int, /) -> int:
         """Pass on, and note what has arrived and how long it was waited for."""

@@ -127,7 +127,6 @@ class RouteTracer:
         self._next = self._batch.positions[kept[-1]] + 1
         self._out.flush()
 
-
     def _round_of(self, batch: BatchContext) -> int:
         """The number of the round that a decode belongs to, -1 if to none."""
         drafted = self._drafted.pop(batch.request_id, None)

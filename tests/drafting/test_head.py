@@ -6,11 +6,14 @@ import functools
 import importlib.util
 import sys
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bmoe.budget import held_bytes
+from bmoe.claims import drafting_bytes
 from bmoe.contracts import BatchContext, Proposal
 from bmoe.engine import Engine
 from bmoe.errors import NativeError, ProfileError
@@ -21,7 +24,7 @@ from bmoe.resolve import resolve
 from bmoe.testing.models import TinyModels
 from bmoe.tree import Tree
 
-from .headed import CTX, DRAFT, RESIDENT, UBATCH, Followed, budget, planned
+from .headed import CTX, DRAFT, MIB, RESIDENT, UBATCH, Followed, budget, planned
 
 TEXT = [(i * i * 31 + 7 * i + 5) % 512 for i in range(60)]
 SEAMS = [
@@ -84,9 +87,20 @@ def test_a_streamed_head_guesses_what_a_resident_one_does(followed, headed, expe
     assert {key >> 24 for key in one.watch.fetcher.read} == {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("sections", [{"stream": {"overlap": "off"}}, {"prefetch": {"policy": "temporal"}}])
-def test_it_does_without_overlap_and_beside_a_prefetcher(followed, headed, expected, sections):
-    one = followed(watched=True, cache=budget(headed, 0.8), **sections)
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"stream": {"overlap": "off"}},
+        {"prefetch": {"policy": "temporal"}},
+        {"prefetch": {"policy": "hot"}, "cache": {"policy": "router-ema"}},
+        {"dense": {"placement": "anon"}},
+        {"routing": [{"plugin": "top-k", "options": {"k": 2}}]},
+        {"fetch": {"plugin": "pread", "lanes": 2}},
+    ],
+)
+def test_whatever_else_is_chosen_its_guesses_are_the_same(followed, headed, expected, sections):
+    cache = {**budget(headed, 0.8), **sections.get("cache", {})}
+    one = followed(watched=True, **{**sections, "cache": cache})
     assert rounds(one) == expected(one.engine.plan.ubatch)
 
 
@@ -207,8 +221,7 @@ def test_a_cleared_head_begins_anew(followed):
     one = followed()
     said = []
     for _ in range(2):
-        one.head.clear()
-        one.trunk.clear()
+        one.clear()
         one.read(TEXT[:9])
         said.append(one.head.guess(5, 3, branching=EVERY)[0])
     assert said[0] == said[1]
@@ -220,13 +233,12 @@ def test_levels_end_where_the_head_is_too_unsure_and_where_the_context_ends(foll
     levels, _ = one.head.guess(TEXT[20], 4, branching=3)
     assert [len(level) for level in levels] == [3] * 4
     assert all(level[0][1] >= level[1][1] >= level[2][1] for level in levels)
-    third = max(level[0][1] for level in levels[:2])
-    fewer, cost = one.head.guess(TEXT[20], 4, branching=3, least=third)
-    assert fewer == levels[: next(i for i, level in enumerate(levels) if level[0][1] < third)] if fewer else True
-    assert cost.decodes == len(fewer) + 1
+    for bound in [level[0][1] * factor for level in levels for factor in (1, 1.001)]:
+        fewer, cost = one.head.guess(TEXT[20], 4, branching=3, least=bound)
+        assert fewer == list(takewhile(lambda level: level[0][1] >= bound, levels))
+        assert cost.decodes == min(4, len(fewer) + 1)
     assert one.head.guess(TEXT[20], 4, least=1.1)[0] == []
-    one.head.clear()
-    one.trunk.clear()
+    one.clear()
     one.read([1] * (CTX - 2))
     assert len(one.head.guess(1, 9)[0]) == 2
     one.read([1, 1])
@@ -244,6 +256,24 @@ def test_what_is_streamed_budgeted_and_claimed_covers_the_head(headed):
     assert plan.budget.capacity == entries + plan.facts.nextn_banks[0].n_expert
     assert (plan.budget.cycle, plan.budget.cycle_bytes) == (plain.budget.cycle, plain.budget.cycle_bytes)
     assert (plain.banks, plain.budget.capacity) == (plain.facts.banks, entries)
+
+
+def test_what_an_automatic_budget_leaves_is_no_less_than_what_the_head_takes(followed, headed):
+    """What llama.cpp says that the head's context has, and the states of a whole context."""
+    one = followed()
+    buffers = one.head._context.buffers
+    assert buffers
+    plain = planned(headed, guesses="")
+    ours, theirs = (drafting_bytes(p.profile, p.facts, p.draft, None) for p in (one.engine.plan, plain))
+    assert ours - theirs >= sum(buffers.values()) + one.head._states.nbytes
+
+
+def test_a_smaller_cache_and_a_larger_one_hold_the_head_too(followed, headed, expected):
+    one = followed(watched=True, cache=budget(headed, 0.8))
+    everything = sum(held_bytes(bank, 4096) * bank.n_expert for bank in one.engine.plan.banks)
+    one.engine.resize_cache(everything / MIB + 1)
+    assert one.engine.stream.store.budget_bytes == everything
+    assert rounds(one) == expected(one.engine.plan.ubatch)
 
 
 def test_without_a_drafter_that_uses_it_nothing_of_the_head_is_opened(headed):
@@ -292,6 +322,14 @@ def test_heat_and_traces_are_those_of_the_text(followed, headed, tmp_path, asked
         assert one.engine.warmth.preloaded_bytes > 0
 
 
+def test_it_is_cut_where_every_node_is_timed_too(followed, headed, expected, tmp_path):
+    trace = {"compute": str(tmp_path / "nodes.csv"), "detail": "node"}
+    one = followed(cache=budget(headed, 0.8), trace=trace)
+    assert rounds(one) == expected(one.engine.plan.ubatch)
+    one.engine.close()
+    assert _layers(tmp_path / "nodes.csv") >= {0, 1, 2, 3, 4}
+
+
 def _layers(path):
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     column = lines[0].split(",").index("layer")
@@ -307,13 +345,13 @@ def test_a_trained_head_agrees_with_its_trunk_far_above_chance():
     one = Followed(planned(Path(path), cache={"policy": "lru", "budget_mb": 6.4}))
     try:
         prompt = one.engine.model.tokenize("Question: what is seven times eight? Answer:")[:UBATCH]
-        chosen, right, tried = one.read(prompt), [0, 0, 0], [0, 0, 0]
+        chosen, right, tried = one.read(prompt)[0], [0, 0, 0], [0, 0, 0]
         text = []
         guesses = []
         for _ in range(60):
             guesses.append([level[0][0] for level in one.head.guess(chosen, 3)[0]])
             text.append(chosen)
-            chosen = one.read([chosen], "decode")
+            chosen, _ = one.read([chosen], "decode")
         for at, levels in enumerate(guesses):
             for depth, token in enumerate(levels):
                 if at + depth + 1 < len(text):

@@ -67,6 +67,11 @@ class DraftHead:
         return len(self._text)
 
     @property
+    def nbytes(self) -> int:
+        """What its context takes, as llama.cpp's log says, and the hidden states of a text of full length."""
+        return sum(self._context.buffers.values()) + self._states.nbytes
+
+    @property
     def held(self) -> int:
         """How many of them, the first ones, are in its KV."""
         return min(self._held, len(self._text))

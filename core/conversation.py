@@ -19,6 +19,7 @@ from bmoe.drafting import Deeds, Drafting
 from bmoe.engine import Engine, Stopped
 from bmoe.errors import ModelError
 from bmoe.guessers import Guesser, TrunkGuesser, make_guesser
+from bmoe.head import DraftHead, HeadGuesser
 from bmoe.native.model import Context
 from bmoe.native.sampler import Sampler, SamplingOptions
 from bmoe.tree import Tree
@@ -61,6 +62,7 @@ class Conversation:
         self.tokens: list[int] = []
         self.summary: RunSummary | None = None
         self._group = 0
+        self._again = DecodeCost()
         self._guesser: Guesser | None = None
         self.drafting = self._make_drafting()
 
@@ -126,6 +128,7 @@ class Conversation:
             is_output=(True,) * len(tree.tokens),
             request_id=self._prompt.request,
         )
+        self._context.mark(len(tree.tokens))
         try:
             return self._engine.verify(self._context, tree, batch, lambda: self._cancelled)
         except BaseException:
@@ -142,31 +145,26 @@ class Conversation:
         whole, wasted = self._engine.keep(self._context, tree.path_of(kept[-1]), kept, length)
         if whole:
             self.tokens.extend(tokens)
-        else:  # this memory could not be cut to them
-            text = [*self.tokens, *tokens]
-            self._reset()
-            self.feed(text)
+            if self._guesser is not None:
+                self._guesser.read(tokens, kept)
+        else:
+            self._again.add(self._hold([*self.tokens, *tokens]))
         return wasted
 
-    def logits(self) -> NDArray[np.float32]:
-        """The logits after the last decoded token, float32 [n_vocab], as a copy."""
-        row: NDArray[np.float32] = self._context.logits().copy()
-        return row
+    def logits(self, row: int = -1) -> NDArray[np.float32]:
+        """The logits after the last decoded token, or after that at ``row`` of a tree; float32 [n_vocab], as a copy."""
+        found: NDArray[np.float32] = self._context.logits(row).copy()
+        return found
 
     def rewind(self, length: int) -> DecodeCost:
         """Keep the first ``length`` tokens and forget those after them; what that cost.
 
-        A memory that cannot be cut (recurrent layers) is emptied, and the tokens that are kept are decoded again.
+        Where a memory cannot be cut (recurrent layers), tokens that are kept are decoded again, mostly all of them.
         :meth:`logits` says nothing new before the next decode. Raises ModelError if there are fewer tokens.
         """
         if not 0 <= length <= len(self.tokens):
             raise ModelError(f"cannot go back to {length} tokens: the conversation holds {len(self.tokens)}")
-        kept = self.tokens[:length]
-        if self._context.truncate(length):
-            del self.tokens[length:]
-            return DecodeCost()
-        self._reset()
-        return self.feed(kept)
+        return self._hold(self.tokens[:length])
 
     def clear(self) -> None:
         """Forget all tokens. The experts in memory stay."""
@@ -242,9 +240,12 @@ class Conversation:
         held, count = len(self.tokens), len(tokens)
         outputs = tuple(index + 1 == count for index in range(count))
         part, reads_prompt = self._prompt, phase == "prefill"
+        chain = range(count) if phase == "verify" else ()
         batch = BatchContext(
             phase,
             tuple(range(held, held + count)),
+            depth=tuple(chain),
+            parent=tuple(depth - 1 for depth in chain),
             ubatch=part.parts if reads_prompt else 0,
             is_output=outputs,
             importance=part.importance[held - part.start :][:count] if reads_prompt else (),
@@ -257,6 +258,8 @@ class Conversation:
             raise
         self.tokens.extend(tokens)
         part.parts += reads_prompt
+        if self._guesser is not None and phase != "draft":
+            self._guesser.read(tokens)
         return cost
 
     def _make_drafting(self) -> Drafting | None:
@@ -266,29 +269,55 @@ class Conversation:
         if engine.plan.trees and engine.model.has_states:
             said = f"{engine.facts.path} keeps a state that paths of a tree cannot share"
             raise ModelError(f"{said}; set draft.options.branching = 1")
-        trunk = TrunkGuesser(lambda token: self._decode([token], "draft"), self._context.logits, self._cut)
-        self._guesser = make_guesser(engine.plan, engine.draft_model, trunk)
-        deeds = Deeds(self.verify, self.keep, self._unsay, lambda: engine.width)
+        context = self._context
+        trunk = TrunkGuesser(lambda token: self._decode([token], "draft"), self.logits, self._cut, context.mark)
+        if engine.plan.drafts_with_head:
+            head = DraftHead(engine, context, lambda: self._cancelled)
+            self._guesser = HeadGuesser(head, engine.facts.n_layer - engine.facts.n_nextn, engine.plan.ubatch)
+        else:
+            self._guesser = make_guesser(engine.plan, engine.draft_model, trunk)
+        deeds = Deeds(self.verify, self.keep, self._unsay, lambda: engine.width, self._decoded_again)
         return Drafting(engine.plan, new_drafter(), self._guesser, self.tokens, engine.model.n_vocab, deeds)
 
     def _cut(self, length: int) -> None:
         """Keep the first ``length`` tokens of the text."""
         if length < len(self.tokens):
-            self.rewind(length)
+            self._again.add(self.rewind(length))
 
     def _unsay(self, count: int) -> None:
         """Drop the last ``count`` tokens, which were accepted but are not asked for any more."""
         if count:
-            if self._context.truncate(len(self.tokens) - count):
-                del self.tokens[-count:]
-            else:
-                self._reset()
+            cancelled, self._cancelled = self._cancelled, False  # what was said stays, whoever stopped it
+            try:
+                self._hold(self.tokens[:-count])
+            finally:
+                self._cancelled = self._cancelled or cancelled
+
+    def _hold(self, text: Sequence[int]) -> DecodeCost:
+        """Hold ``text``, whose beginning is held; what it cost to decode again what could not be kept of it."""
+        held = len(text) if self._context.truncate(len(text)) else self._context.go_back(len(text))
+        self._shorten(held)
+        if held == len(text):
+            return DecodeCost()
+        # plugins have heard of what follows a mark: nobody says again that it was accepted
+        return self.feed(text[held:], "verify" if held else "prefill")
+
+    def _decoded_again(self) -> DecodeCost:
+        """What it cost since this was asked last."""
+        again, self._again = self._again, DecodeCost()
+        return again
 
     def _restore(self) -> None:
-        """After a failed decode: the KV holds exactly ``tokens`` again, or nothing if this memory cannot be cut."""
+        """After a failed decode: the KV holds exactly ``tokens`` again, or as many as it can go back to."""
         if not self._context.truncate(len(self.tokens)):
-            self._reset()
+            self._shorten(self._context.go_back(len(self.tokens)))
 
     def _reset(self) -> None:
         self._context.clear()
-        self.tokens.clear()
+        self._shorten(0)
+
+    def _shorten(self, length: int) -> None:
+        """The KV holds the first ``length`` tokens of the text."""
+        del self.tokens[length:]
+        if self._guesser is not None:
+            self._guesser.cut(length)

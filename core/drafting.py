@@ -27,12 +27,14 @@ class Deeds:
     """What a conversation does for its drafts: verify a tree, keep a path of it, and say how much may be decoded.
 
     ``keep`` returns the bytes that were read for the other tokens alone; ``unsay`` drops so many of the last tokens.
+    ``again``: what it has cost, since it was asked last, to decode tokens anew that a memory could not go back to.
     """
 
     verify: Callable[[Tree], DecodeCost]
     keep: Callable[[Tree, Sequence[int]], int]
     unsay: Callable[[int], None]
     width: Callable[[], int]
+    again: Callable[[], DecodeCost]
 
 
 class Drafting:
@@ -77,6 +79,9 @@ class Drafting:
             self._ask(lambda: self._drafter.accepted(accepted))
         own = self._guesser.spent() if self._guesser is not None else DecodeCost()
         steps = own.decodes * self._guesser.share if self._guesser is not None else 0.0
+        again = self._deeds.again()
+        steps += again.decodes
+        own.add(again)
         read = cost.all_bytes + own.all_bytes
         took = time.perf_counter() - self._began
         self.length.ended(Round(tree.drafted, accepted, took, read, 1 + steps))

@@ -6,6 +6,7 @@ from bmoe.contracts import ModelFacts, ShardFacts, TensorFacts
 from bmoe.errors import ModelError
 from bmoe.layout import kv_elements
 from bmoe.shards import read_shards
+from bmoe.states import state_bytes
 
 
 def read_draft_model(path: str) -> ModelFacts:
@@ -43,6 +44,7 @@ def read_draft_model(path: str) -> ModelFacts:
             for tensor in header.tensors
         ),
         kv_elements=kv_elements(values, arch, n_layer),
+        state_bytes=state_bytes(values, arch, n_layer, (tensor for header in headers for tensor in header.tensors)),
         n_head=n_head,
         expert_width=number("expert_feed_forward_length"),
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bmoe.bind import HotPath, bind
 from bmoe.budget import CacheBudget
 from bmoe.cachesize import CacheSize
+from bmoe.claims import snapshots
 from bmoe.contracts import BatchContext, Placement, RunRecord
 from bmoe.costs import DecodeCost, cost_between, snapshot
 from bmoe.errors import ModelError, NativeError
@@ -186,7 +187,7 @@ class Engine:
             kv_type=model.kv_type,
             flash_attention=model.flash_attention,
             outputs=1 + plan.max_draft,
-            rollback=plan.max_draft,
+            rollback=snapshots(plan.facts, plan.max_draft, plan.ubatch),
             sequences=plan.max_draft if plan.trees else 1,
         )
 

@@ -104,7 +104,8 @@ class ModelFacts:
     """Everything that is known of a model before llama.cpp opens it; read from gguf headers, never from tensor data.
 
     ``banks`` are those of the trunk, ``nextn_banks`` those of the MTP head; ``n_layer`` counts both. ``kv_elements`` is
-    what one token adds to the KV, over all layers; ``n_head`` the most attention heads of a layer; ``expert_width`` the
+    what one token adds to the KV, over all layers, ``state_bytes`` what recurrent layers keep of a text of any length;
+    ``n_head`` the most attention heads of a layer; ``expert_width`` the
     longest vector that goes into, or comes out of, a product with one expert (0 = unknown). ``gating`` is the file's,
     else the row's; of ``n_group`` groups of experts ``n_group_used`` are chosen first (0 = none).
     """
@@ -125,6 +126,7 @@ class ModelFacts:
     chat_template: str | None = None
     nextn_banks: tuple[BankFacts, ...] = ()
     kv_elements: int = 0
+    state_bytes: int = 0
     n_head: int = 0
     expert_width: int = 0
     gating: Gating = "unknown"

@@ -26,6 +26,12 @@ class Guesser(Protocol):
     share: float
     """What part of a decode of the whole model one of its own decodes is."""
 
+    def read(self, tokens: Sequence[int], places: Sequence[int] = ()) -> None:
+        """The text goes on with ``tokens``, at ``places`` of the decode that just ended; left out, its first ones."""
+
+    def cut(self, length: int) -> None:
+        """The text is no longer than ``length``."""
+
     def begin(self, text: Sequence[int]) -> None:
         """A draft is asked for that continues ``text``, whose last token is not decoded yet."""
 
@@ -42,10 +48,21 @@ class Guesser(Protocol):
         """Give back what it holds."""
 
 
-class TrunkGuesser:
+class _Unconcerned:
+    """One that needs not hear how the text goes on before it is asked for a draft."""
+
+    def read(self, tokens: Sequence[int], places: Sequence[int] = ()) -> None:
+        """It is told in time."""
+
+    def cut(self, length: int) -> None:
+        """It is told in time."""
+
+
+class TrunkGuesser(_Unconcerned):
     """The model itself in the conversation's own KV, under the drafter's routing policy for the phase ``draft``.
 
     ``decode`` runs one token after what the KV holds, ``logits`` are those after it, ``rewind`` cuts the KV again.
+    ``mark`` is called where it will be cut.
     """
 
     share = 1.0
@@ -55,8 +72,9 @@ class TrunkGuesser:
         decode: Callable[[int], DecodeCost],
         logits: Callable[[], NDArray[np.float32]],
         rewind: Callable[[int], None],
+        mark: Callable[[], None],
     ) -> None:
-        self._decode, self._logits, self._rewind = decode, logits, rewind
+        self._decode, self._logits, self._rewind, self._mark = decode, logits, rewind, mark
         self._text: Sequence[int] = ()
         self._spent = DecodeCost()
 
@@ -66,6 +84,8 @@ class TrunkGuesser:
 
     def guess(self, depth: int, /, *, branching: int = 1, least: float = 0.0) -> Sequence[Level]:
         """Decode the last token and then each guess after it, as far as one follows."""
+        self._rewind(len(self._text) - 1)
+        self._mark()
         return chain(self._next, self._text[-1], depth, branching, least)
 
     def end(self) -> None:
@@ -86,7 +106,7 @@ class TrunkGuesser:
         return self._logits()
 
 
-class ModelGuesser:
+class ModelGuesser(_Unconcerned):
     """Another model, held in memory, with a KV of its own that follows the text."""
 
     def __init__(self, facts: ModelFacts, model: Model, options: ContextOptions, share: float) -> None:
@@ -108,6 +128,7 @@ class ModelGuesser:
         missing = self._text[len(self._held) : -1]
         for start in range(0, len(missing), self._options.ubatch):
             self._read(missing[start : start + self._options.ubatch])
+        self._context.mark()
         return chain(lambda token: self._read([token]), self._text[-1], depth, branching, least)
 
     def end(self) -> None:
@@ -124,17 +145,14 @@ class ModelGuesser:
         self._context.close()
 
     def _return_to(self, text: Sequence[int]) -> None:
-        """Hold no token that is not one of ``text``; a memory that cannot be cut starts anew."""
+        """Hold no token that is not one of ``text``; a memory that cannot be cut goes back as far as it can."""
         same = 0
         while same < min(len(self._held), len(text)) and self._held[same] == text[same]:
             same += 1
         if same == len(self._held):
             return
-        if self._context.truncate(same):
-            del self._held[same:]
-        else:
-            self._context.clear()
-            self._held.clear()
+        held = same if self._context.truncate(same) else self._context.go_back(same)
+        del self._held[held:]
 
     def _read(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         began = time.perf_counter()
@@ -178,7 +196,6 @@ def make_guesser(plan: Plan, draft_model: Model | None, trunk: TrunkGuesser) -> 
         threads=plan.threads,
         kv_type=model.kv_type,
         flash_attention=model.flash_attention,
-        rollback=plan.max_draft + 1,
     )
     share = facts.dense_bytes / max(1, plan.facts.dense_bytes + plan.facts.cycle_bytes)
     return ModelGuesser(facts, draft_model, options, share)

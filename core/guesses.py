@@ -125,7 +125,7 @@ class GuessingStore(ExpertStore):
         for key in used:
             del self.guesses[key]
             self._taken -= self._pages[bank].pages
-            self._admit_one(key, cold=self._withheld is not None)
+            self._admit_one(key, cold=self._withheld)
         self._share(0)
         return [key for key in missing if key not in used]
 

@@ -168,3 +168,45 @@ class DraftHead:
         self._held = min(self._held, length) if self._context.truncate(length) else 0
         if not self._held:
             self._context.clear()
+
+
+class HeadGuesser:
+    """The head as a :class:`~bmoe.guessers.Guesser`: hears all of the text, guesses, and counts what that costs."""
+
+    def __init__(self, head: DraftHead, n_trunk: int, lag: int) -> None:
+        """``n_trunk`` layers are a whole decode, of which the head is one; it never lags ``lag`` tokens behind."""
+        self.share = 1 / n_trunk
+        self._head, self._lag, self._last = head, lag, 0
+        self._spent = DecodeCost()
+
+    def read(self, tokens: Sequence[int], places: Sequence[int] = ()) -> None:
+        """Keep the trunk's states of these tokens; a long text is followed on the way: no draft waits for it."""
+        self._head.remember(tokens, places)
+        if len(self._head) - self._head.held >= self._lag:
+            self._spent.add(self._head.follow())
+
+    def cut(self, length: int) -> None:
+        """Forget what follows."""
+        self._head.truncate(length)
+
+    def begin(self, text: Sequence[int]) -> None:
+        """Note the last token."""
+        self._last = text[-1]
+
+    def guess(self, depth: int, /, *, branching: int = 1, least: float = 0.0) -> Sequence[Level]:
+        """Chain the head's own guesses."""
+        levels, cost = self._head.guess(self._last, depth, branching=branching, least=least)
+        self._spent.add(cost)
+        return levels
+
+    def end(self) -> None:
+        """The head drops its guesses by itself."""
+
+    def spent(self) -> DecodeCost:
+        """What the head's decodes have cost since this was asked last."""
+        spent, self._spent = self._spent, DecodeCost()
+        return spent
+
+    def close(self) -> None:
+        """Free the head's KV. May be called twice."""
+        self._head.close()

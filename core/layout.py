@@ -15,6 +15,7 @@ from bmoe.contracts import ArchRow, BankFacts, Gating, ModelFacts, ProjectionFac
 from bmoe.errors import ModelError
 from bmoe.header import Header, TensorEntry, Value
 from bmoe.shards import read_shards
+from bmoe.states import state_bytes
 
 _EXPERT_NAME = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<suffix>\w+_(?:ch)?exps)\.weight", re.ASCII)
 _OLD_EXPERT = re.compile(r"blk\.\d{1,9}\.ffn_(gate|up|down)\.\d{1,9}\.weight", re.ASCII)
@@ -100,6 +101,9 @@ class _Layout:
             chat_template=template if isinstance(template, str) else None,
             nextn_banks=all_banks[len(banks) :],
             kv_elements=kv_elements(self._values, self._arch, n_trunk),
+            state_bytes=state_bytes(
+                self._values, self._arch, n_trunk, (tensor for _, tensor in self._tensors.values())
+            ),
             n_head=self._n_head(),
             expert_width=max(
                 (max(t.shape[:2]) for _, t in self._tensors.values() if t.name in expert_names), default=0

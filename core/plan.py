@@ -26,7 +26,8 @@ class Plan:
 
     ``budget`` is 0 bytes when nothing is cached (``cache`` then names a policy that is not used). ``direct`` is what
     is asked for; whether a file granted it, its fetcher knows. ``paths`` are the files that experts are read from, one
-    per shard; ``fetch_why`` and ``cache_why`` say how automatic ones were chosen.
+    per shard; ``fetch_why`` and ``cache_why`` say how automatic ones were chosen. ``draft_bytes`` is what drafting
+    takes beside the cache.
     """
 
     profile: Profile
@@ -53,6 +54,7 @@ class Plan:
     paths: tuple[str, ...]
     fetch_why: str
     cache_why: str = "as the profile says"
+    draft_bytes: int = 0
 
     @property
     def streaming(self) -> bool:
@@ -146,8 +148,8 @@ class Plan:
         section = self.profile.draft
         if self.draft is None or section is None:
             return None
-        shown = self._shown(self.draft)
-        return {**shown, "max_draft": self.max_draft, "governor": section.governor, "trees": self.trees}
+        most = {"max_draft": self.max_draft, "governor": section.governor, "trees": self.trees}
+        return {**self._shown(self.draft), **most, "bytes": self.draft_bytes}
 
     def _shown(self, choice: Choice) -> dict[str, Any]:
         options = to_jsonable_python(choice.options.model_dump(), fallback=str, inf_nan_mode="null")

@@ -147,6 +147,7 @@ class _Planner(Chooser):
             paths=self._paths,
             fetch_why=self._why,
             cache_why=self._cache_why,
+            draft_bytes=taken["draft"],
         )
 
     def try_policies(self, plan: Plan) -> None:

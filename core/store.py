@@ -74,10 +74,7 @@ class Store(Protocol):
         """A routing of many tokens was computed: what its last tokens used is worth keeping, the rest is not."""
 
     def withhold(self) -> None:
-        """Until :meth:`hear` or the next :meth:`withhold`, no use is ranked: it is of tokens that may be rejected.
-
-        What comes in for them enters cold, and is not given up while half of the budget is left for the others.
-        """
+        """Until :meth:`hear`, no use is ranked: it is of tokens that may be rejected. What comes in enters cold."""
 
     def hear(self, uses: Iterable[list[ExpertKey]]) -> None:
         """Rank these uses, in order, as far as the entries are here, and all those to come."""
@@ -119,7 +116,7 @@ class ExpertStore:
         self.frames = Frames(budget_bytes // memory.PAGE, slices, max_mappings)
         self._evicted: set[ExpertKey] = set()
         self._pinned: set[ExpertKey] = set()
-        self._withheld: set[ExpertKey] | None = None
+        self._withheld = False
         self.staged: dict[int, list[ExpertKey]] = {}
         self._passing: dict[ExpertKey, None] = {}
 
@@ -159,7 +156,7 @@ class ExpertStore:
             raise
         if not missing:
             return None
-        return self._pages[bank].reads(self._admit(bank, missing, cold=self._withheld is not None))
+        return self._pages[bank].reads(self._admit(bank, missing, cold=self._withheld))
 
     def ahead(self, bank: int) -> ReadBatch | None:
         """As :class:`Store` says; the pinned entries are those of the routing staged last."""
@@ -238,11 +235,11 @@ class ExpertStore:
 
     def withhold(self) -> None:
         """As :class:`Store` says."""
-        self._withheld = set()
+        self._withheld = True
 
     def hear(self, uses: Iterable[list[ExpertKey]]) -> None:
         """As :class:`Store` says."""
-        self._withheld = None
+        self._withheld = False
         for keys in uses:
             bank = self._bank_of[keys[0] >> 16]
             shift = self._entry_base[bank] - self._key_base[bank]
@@ -292,8 +289,7 @@ class ExpertStore:
                 region.close()
 
     def _use(self, keys: list[ExpertKey]) -> None:
-        if self._withheld is not None:
-            self._withheld.update(keys)
+        if self._withheld:
             return
         self._touch(keys)
         if self._passing:
@@ -335,9 +331,7 @@ class ExpertStore:
             if frames.crowded:
                 frames.sweep()
                 continue
-            spans = self._evict_beside_verified()
-            if spans is None:
-                spans = self._evict(self._pinned)
+            spans = self._evict(self._pinned)
             if spans is None:
                 if frames.sweep():
                     continue
@@ -345,13 +339,6 @@ class ExpertStore:
             frames.give_back(donor)
             donor = spans
         return donor
-
-    def _evict_beside_verified(self) -> Spans | None:
-        """Evict another entry than those of a verify batch, unless they are more than half of what may be held."""
-        withheld = self._withheld
-        if not withheld or 2 * len(withheld) * self._pages[0].pages > self.frames.budget:
-            return None
-        return self._evict(self._pinned | withheld)
 
     def _evict(self, pinned: set[ExpertKey]) -> Spans | None:
         key = self._passed(pinned)

@@ -51,12 +51,12 @@ class Verified:
     def begin(self, batch: BatchContext) -> None:
         """Before a decode of these tokens. A verify batch before it that was not accepted was not of the text."""
         self._held.clear()
+        if self._waits:
+            self._store.hear(())
         self._holds = batch.phase == "verify"
         self._waits = self._holds and not self.hears_all
         if self._waits:
             self._store.withhold()
-        else:
-            self._store.hear(())
 
     def show(self, look: Callable[[], Sight]) -> None:
         """Show a routing to the observer, unless its tokens may be rejected."""

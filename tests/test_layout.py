@@ -40,9 +40,10 @@ LAYERS: tuple[frozenset[str], ...] = (
             "routers",
             "tables",
             "values",
+            "widths",
         }
     ),
-    frozenset({"diagnosis", "scratch", "shards"}),
+    frozenset({"diagnosis", "scratch", "shards", "states"}),
     frozenset({"candidates", "draftlength", "fingerprint", "layout", "native", "rows", "salvage", "tree", "watcher"}),
     frozenset({"draftmodel", "heat", "profile", "verdicts"}),
     frozenset({"budget", "pages", "pressure", "probe", "registry", "selection", "undriven"}),

@@ -199,6 +199,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "gap_closed": result.gap_closed,
         "lookups": result.played.lookups,
         "tokens": trace.tokens,
+        "verified_batches": 0 if trace.drafts is None else trace.drafts.batches,
         "cycle_mib": trace.cycle_bytes / _MIB,
         "below_cycle": result.below_cycle,
         "n_expert": trace.n_expert,
@@ -212,6 +213,8 @@ def _print(results: Sequence[Result], model: ModelFacts | None) -> None:
         if model is not None and model.n_used != trace.n_used:
             used += f" (the model's own: {model.n_used})"
         counted = f"{trace.tokens} decode tokens" if trace.tokens else "decode tokens not told apart"
+        if trace.drafts is not None:
+            counted += f" ({trace.drafts.batches} batches verified a draft)"
         cycle = f"token cycle {trace.cycle_bytes / _MIB:.1f} MiB"
         emit(f"{_shown(trace.source)}: {_shown(trace.model) or 'no name'}, {counted}, {used}, {cycle}\n")
     emit("\n")

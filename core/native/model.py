@@ -16,6 +16,7 @@ from bmoe.errors import ModelError, NativeError
 from bmoe.native import interrupts, lib, llamalog
 from bmoe.native.batch import Batch
 from bmoe.native.carve import Carver
+from bmoe.native.states import States
 
 if TYPE_CHECKING:
     import numpy as np
@@ -225,6 +226,8 @@ class Context:
             )
         self._batch = Batch(options.ubatch)
         self.decoded = 0
+        # a head for next-token prediction has none, whatever its model has
+        self._states = States(self._handle) if model.has_states and options.ctx_type == 0 else None
 
     def __enter__(self) -> Context:
         return self
@@ -260,7 +263,11 @@ class Context:
         if not self._handle:
             raise NativeError(f"{self.model.path}: this conversation is closed; open another one")
         self.decoded = 0
+        if self._states is not None:
+            self._states.begin()
         code = int(self._llama.llama_decode(self._handle, batch))
+        if self._states is not None:
+            self._states.ended(batch.n_tokens, code)
         self.decoded = batch.n_tokens if code == 0 else 0
         return code
 
@@ -283,9 +290,14 @@ class Context:
             self._llama.llama_memory_seq_cp(memory, 0, sequence, -1, -1)
 
     def take(self, path: int, position: int) -> bool:
-        """Of all paths keep this one up to ``position``, as sequence 0; False if this memory cannot be cut."""
+        """Of all paths keep this one up to ``position``, as sequence 0; False if this memory cannot be cut.
+
+        States go back within the last decode at most, to behind its first token; a failed one leaves none.
+        """
         if not self._handle:
             return True
+        if self._states is not None:
+            return self._states.cut(position)  # with them there is one path
         memory = self._llama.llama_get_memory(self._handle)
         if not self._llama.llama_memory_seq_rm(memory, path, position, -1):
             return False
@@ -299,10 +311,27 @@ class Context:
         """Drop everything at or after ``position`` from the KV; False if this memory cannot."""
         return self.take(0, position)
 
+    def mark(self, ahead: int | None = None) -> None:
+        """States only: keep them as they are now, to go back to; not if the next decode, of ``ahead`` tokens, will."""
+        if self._handle and self._states is not None and (ahead is None or not self._states.goes_back(ahead)):
+            self._states.mark()
+
+    def go_back(self, position: int) -> int:
+        """Where :meth:`truncate` cannot: drop what follows the mark, or all if that is after ``position``.
+
+        How many tokens are held then; those up to ``position`` have to be decoded again.
+        """
+        if self._handle and self._states is not None:
+            return self._states.go_back(position)
+        self.clear()
+        return 0
+
     def clear(self) -> None:
         """Empty the KV."""
         if self._handle:
             self._llama.llama_memory_clear(self._llama.llama_get_memory(self._handle), True)
+            if self._states is not None:
+                self._states.cleared()
 
     def close(self) -> None:
         """Free the context. May be called twice."""

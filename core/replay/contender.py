@@ -53,7 +53,7 @@ class Contender:
         """
         if self.name in RULES:
             return play_belady(trace, budget_bytes, whole_layer=RULES[self.name])
-        if self.name == LRU:
+        if self.name == LRU and trace.drafts is None:
             return play_lru(trace, budget_bytes)
         budget = 0 if self.name == OFF else budget_bytes  # what it stands for is a cache that is off
         policy = self.built(trace, budget, model, seed)

@@ -48,7 +48,7 @@ def play_belady(trace: Lookups, budget_bytes: int, *, whole_layer: bool = True) 
         for item in aside:
             heapq.heappush(furthest, item)
 
-    for keys, size, counted, ends_token, _ in trace.touches():
+    for keys, size, counted, ends_token, _, draft in trace.touches():
         missed = 0
         following = upcoming[begin : begin + len(keys)].tolist()
         begin += len(keys)
@@ -59,7 +59,7 @@ def play_belady(trace: Lookups, budget_bytes: int, *, whole_layer: bool = True) 
         if counted:
             lookups += len(keys)
             hits += len(keys) - missed
-            missed_bytes += missed * size
+        missed_bytes += missed * size if counted or draft is not None else 0
         held += missed * size
         if held > budget_bytes:
             shrink(frozenset(keys), keys[0] >> 24 if whole_layer else -1)

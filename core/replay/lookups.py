@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bmoe.contracts import BankFacts, ModelFacts, ProjectionFacts
-from bmoe.replay.play import Touch
+from bmoe.replay.play import DraftTouch, Touch
+from bmoe.replay.rounds import Drafts, drafted, with_drafts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +24,7 @@ _CHUNK = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """A trace of n look-ups in m touches, a touch being one layer of one token.
+    """A trace of n look-ups in m touches, a touch being one layer of one token, or of the batch that verifies a draft.
 
     ``keys`` int64 [n] are :data:`~bmoe.contracts.ExpertKey`, distinct within a touch; touch i has those from
     ``starts[i]`` to ``starts[i + 1]`` (int64 [m + 1]). Per touch (bool [m]): ``counted`` says whether its hits are
@@ -31,6 +32,7 @@ class Lookups:
     counted, None where the trace does not tell them apart. ``entry_bytes`` are the bytes of one expert, by layer.
     ``n_used`` are the experts per token of the recording, which may be fewer than the model's own. ``probs``, float32
     [m, n_expert], is what the router gave to every expert, NaN where a touch has none; None where no touch has any.
+    ``drafts`` tells which touches are of drafts, None where none is; its tokens are those that became text.
     """
 
     source: str
@@ -46,6 +48,7 @@ class Lookups:
     tokens: int | None
     entry_bytes: Mapping[int, int]
     probs: NDArray[np.float32] | None = None
+    drafts: Drafts | None = None
 
     def touches(self) -> Iterator[Touch]:
         """Every touch in order, as plain Python objects, which are made a few thousand at a time."""
@@ -62,9 +65,12 @@ class Lookups:
                 strict=True,
             )
             shown = itertools.repeat(None) if self.probs is None else map(_seen, self.probs[first:last])
+            drafts: Iterator[DraftTouch | None] = itertools.repeat(None)
+            if self.drafts is not None:
+                drafts = self.drafts.touches(first, last)
             begin = 0
-            for end, (size, counted, ends_token), probs in zip(ends[1:], rest, shown, strict=False):
-                yield Touch(keys[begin:end], size, counted, ends_token, probs)
+            for end, (size, counted, ends_token), probs, draft in zip(ends[1:], rest, shown, drafts, strict=False):
+                yield Touch(keys[begin:end], size, counted, ends_token, probs, draft)
                 begin = end
 
     def touch_entry_bytes(self) -> NDArray[np.int64]:
@@ -77,7 +83,7 @@ class Lookups:
 
     @property
     def cycle_bytes(self) -> int:
-        """The token cycle: the most bytes of experts that one counted token uses; 0 if none is counted."""
+        """The token cycle: the most bytes of experts that one counted decode uses; 0 if none is counted."""
         nbytes = np.where(self.counted, np.diff(self.starts) * self.touch_entry_bytes(), 0)
         firsts = np.flatnonzero(np.concatenate(([True], self.ends_token[:-1])))
         return int(np.add.reduceat(nbytes, firsts).max()) if len(nbytes) else 0
@@ -123,8 +129,17 @@ def in_columns(
 ) -> Lookups:
     """Look-ups of ``rows`` int32 [n, 6]: turn, phase, step, layer, slot, expert, in the order of the routings.
 
-    Rows of one token in one layer with rising slots are a touch. Those of phase ``decode`` are counted.
+    Rows of one token in one layer with rising slots are a touch. Those of phase ``decode`` are counted. Rows of drafts
+    need two columns more, round and place.
     """
+    if drafted(rows):
+        found = with_drafts(rows)
+        named = found.tokens
+        count = None if (named[:, 1] < 0).any() else len(np.unique(named, axis=0))
+        return Lookups(
+            source, model, arch, n_layer, n_expert, n_used, found.keys, found.starts, found.counted, found.ends_token,
+            count, dict(entry_bytes), drafts=found.drafts,
+        )  # fmt: skip
     same = (rows[1:, :4] == rows[:-1, :4]).all(axis=1) & (rows[1:, 4] > rows[:-1, 4])
     inner = np.flatnonzero(~same) + 1
     starts = np.concatenate(([0], inner, [len(rows)])).astype(np.int64) if len(rows) else np.zeros(1, np.int64)

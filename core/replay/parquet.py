@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bmoe.replay.lookups import Lookups, in_columns
-from bmoe.replay.route_trace import DECODE, LayerBytes, TraceError
+from bmoe.replay.rounds import drafted
+from bmoe.replay.route_trace import DECODE, DRAFT_COLUMNS, LayerBytes, TraceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,12 +67,13 @@ def read_table(path: str, names: list[str]) -> tuple[Head, Any]:
 
 def parquet_lookups(path: str) -> tuple[Head, Lookups]:
     """The trace in ``path``, with ``entry_bytes`` and ``probs`` as the file has them. Raises :class:`TraceError`."""
-    head, table = read_table(path, [*COLUMNS, _PROBS])
+    head, table = read_table(path, [*COLUMNS, *DRAFT_COLUMNS, _PROBS])
+    names = lookup_columns(table.schema.names)
     missing = [name for name in COLUMNS if name not in table.schema.names]
     if missing:
         raise TraceError(f"{path}: has no column {missing[0]!r}; record it again")
     try:
-        rows = np.stack([table.column(name).to_numpy() for name in COLUMNS], axis=1)
+        rows = np.stack([table.column(name).to_numpy() for name in names], axis=1)
         if not np.issubdtype(rows.dtype, np.integer) or (len(rows) and np.abs(rows).max() >= 1 << 31):
             raise ValueError("no whole numbers")
     except ValueError as error:
@@ -85,8 +87,10 @@ def parquet_lookups(path: str) -> tuple[Head, Lookups]:
                 f"{path}: row {at} names {name} {column[at]}; the model has {head.n_layer} layers with {head.n_expert} "
                 "experts"
             )
+    rows = rows.astype(np.int32)
+    refuse_unplaced(path, rows)
     trace = in_columns(
-        rows.astype(np.int32),
+        rows,
         decode=DECODE,
         source=path,
         model=head.model,
@@ -96,7 +100,22 @@ def parquet_lookups(path: str) -> tuple[Head, Lookups]:
         n_used=head.n_used,
         entry_bytes={layer: size.expert_bytes for layer, size in head.layers.items()},
     )
-    return head, replace(trace, probs=_probs(path, table, trace.starts[:-1], head.n_expert))
+    drafts = trace.drafts
+    if drafts is None:
+        return head, replace(trace, probs=_probs(path, table, trace.starts[:-1], head.n_expert))
+    heard = replace(drafts, probs=_probs(path, table, drafts.heard_rows, head.n_expert))
+    return head, replace(trace, probs=_probs(path, table, drafts.first_rows, head.n_expert), drafts=heard)
+
+
+def lookup_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the columns ``names`` that look-ups are made of; a trace with a drafter has two more."""
+    return (*COLUMNS, *DRAFT_COLUMNS) if all(name in names for name in DRAFT_COLUMNS) else COLUMNS
+
+
+def refuse_unplaced(path: str, rows: NDArray[np.int32]) -> None:
+    """Raise :class:`TraceError` for rows of drafts that do not say of which round and batch place they are."""
+    if rows.shape[1] == len(COLUMNS) and drafted(rows):
+        raise TraceError(f"{path}: has rows of drafts and no column {DRAFT_COLUMNS[0]!r}; record it again")
 
 
 def _probs(path: str, table: Any, firsts: NDArray[np.int64], n_expert: int) -> NDArray[np.float32] | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from bmoe.contracts import ModelFacts
 from bmoe.replay.lookups import Lookups, in_columns
-from bmoe.replay.parquet import COLUMNS, MAGIC, Head, parquet_lookups
+from bmoe.replay.parquet import COLUMNS, MAGIC, Head, lookup_columns, parquet_lookups, refuse_unplaced
 from bmoe.replay.route_trace import DECODE, VERSION, RouteTrace, TraceError, parse_trace
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class _File:
         chunks = list(self._chunks(first))
         rows = np.concatenate(chunks) if chunks else np.empty((0, len(COLUMNS)), np.int32)
         del chunks
+        refuse_unplaced(self._path, rows)
         head = self._head
         sizes = {layer: size.expert_bytes for layer, size in head.layers.items()}
         trace = in_columns(
@@ -90,7 +91,7 @@ class _File:
         return len(lines) + 1
 
     def _chunks(self, number: int) -> Iterator[NDArray[np.int32]]:
-        places = [self._names.index(name) for name in COLUMNS]
+        places = [self._names.index(name) for name in lookup_columns(self._names)]
         while lines := list(itertools.islice(self._file, _CHUNK)):
             rows = self._parsed(lines, number, places)
             if len(rows):
@@ -103,7 +104,7 @@ class _File:
 
     def _parsed(self, lines: Sequence[str], number: int, places: Sequence[int]) -> NDArray[np.int32]:
         if not any(map(_is_row, lines)):
-            return np.empty((0, len(COLUMNS)), np.int32)
+            return np.empty((0, len(places)), np.int32)
         width = len(self._names)
         if set(map(_commas, lines)) == {width - 1}:  # loadtxt takes rows that are longer than the others
             with contextlib.suppress(ValueError, OverflowError, Warning), warnings.catch_warnings():
@@ -151,6 +152,8 @@ def _checked(trace: Lookups, head: RouteTrace | Head, model: ModelFacts | None) 
     """``trace`` with the sizes that it is to be replayed with. Raises :class:`TraceError` if it cannot be."""
     if not trace.counted.any():
         raise TraceError(f"{trace.source}: has no decode row (phase {DECODE}), which hits are counted of; record one")
+    if trace.drafts is not None and trace.drafts.verified.any() and not trace.drafts.batches:
+        raise TraceError(f"{trace.source}: has verify batches without an accepted token; record it again")
     trace = replace(trace, entry_bytes=_sizes(trace, head, model))
     touch = np.repeat(np.arange(len(trace.counted)), np.diff(trace.starts))
     seen = np.sort(touch * _MOST + (trace.keys & 0xFFFF))

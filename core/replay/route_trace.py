@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from bmoe.contracts import ModelFacts
+from bmoe.contracts import ModelFacts, Phase
 from bmoe.errors import BmoeError
 from bmoe.replay.offline import Step, Trace
 
-PREFILL, DECODE = 0, 1
+PREFILL, DECODE, ACCEPTED, REJECTED, GUESS = 0, 1, 2, 3, 4
 MISS, HIT, SPECULATED = 0, 1, 2
+VERIFY = ACCEPTED
+"""The phase of a verify batch as a whole, before it is known which of its tokens are accepted."""
+CODES: Mapping[Phase, int] = {"prefill": PREFILL, "decode": DECODE, "verify": VERIFY, "draft": GUESS}
 VERSION = "route_trace v1"
 
 _HEADER_KEYS = ("n_layer", "n_expert", "n_expert_used")
@@ -37,6 +40,7 @@ class Routed(NamedTuple):
     ``step`` is the position of the token in its context, -1 if a routing is not one token's. ``slot`` is the router's
     rank from 0. ``weight`` is the share that was applied, NaN if it was not seen. ``residency`` is :data:`MISS`,
     :data:`HIT` or :data:`SPECULATED` (first use of what was read ahead); ``expert_bytes`` what was read for this row.
+    ``round`` numbers rounds of draft and verification, -1 outside of them; ``place`` is the token's in its batch.
     """
 
     turn: int
@@ -48,6 +52,13 @@ class Routed(NamedTuple):
     weight: float
     residency: int
     expert_bytes: int
+    round: int = -1
+    place: int = 0
+
+
+DRAFT_COLUMNS = Routed._fields[-2:]
+COLUMNS = Routed._fields[: -len(DRAFT_COLUMNS)]
+"""What every trace has; those of drafts are after them, where the run had a drafter."""
 
 
 class LayerBytes(NamedTuple):
@@ -59,7 +70,10 @@ class LayerBytes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RouteTrace:
-    """A trace: the model that was run, its layers by number, and rows in the order of the routings."""
+    """A trace: the model that was run, its layers by number, and rows in the order of the routings.
+
+    ``drafts`` tells that it has :data:`DRAFT_COLUMNS`.
+    """
 
     model: str
     arch: str
@@ -68,6 +82,7 @@ class RouteTrace:
     n_used: int
     layers: Mapping[int, LayerBytes]
     rows: Sequence[Routed]
+    drafts: bool = False
 
     def routings(self, phase: int | None = None) -> Iterator[list[Routed]]:
         """The rows of one token in one layer at a time, of one phase if it is named."""
@@ -83,7 +98,10 @@ class RouteTrace:
             yield group
 
     def steps(self, phase: int = DECODE) -> Trace:
-        """What :func:`bmoe.replay.replay` takes: per token its layers, in the order of the file, with their experts."""
+        """What :func:`bmoe.replay.replay` takes: per token its layers, in the order of the file, with their experts.
+
+        Of tokens that were decoded one by one: in a verify batch the layers of one token do not follow each other.
+        """
         trace: list[list[tuple[int, Sequence[int]]]] = []
         before: tuple[int, int] | None = None
         for group in self.routings(phase):
@@ -97,7 +115,7 @@ class RouteTrace:
 
 
 def trace_of(facts: ModelFacts, rows: Sequence[Routed]) -> RouteTrace:
-    """A trace of a model that was run here; its layers are those of the trunk."""
+    """A trace of a model that was run here; its layers are those of the trunk. Without the columns of drafts."""
     n_layer = facts.n_layer - facts.n_nextn
     experts, dense = dict.fromkeys(range(n_layer), 0), dict.fromkeys(range(n_layer), 0)
     for bank in facts.banks:
@@ -142,9 +160,16 @@ def trace_lines(trace: RouteTrace) -> Iterator[str]:
     yield f"n_expert_used={trace.n_used}\n"
     for layer, size in sorted(trace.layers.items()):
         yield f"# layer={layer} expert_bytes={size.expert_bytes} dense_bytes={size.dense_bytes}\n"
-    yield ",".join(Routed._fields) + "\n"
+    names = columns(trace.drafts)
+    yield ",".join(names) + "\n"
     for row in trace.rows:
-        yield ",".join(f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row) + "\n"
+        cells = row[: len(names)]
+        yield ",".join(f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells) + "\n"
+
+
+def columns(drafts: bool) -> tuple[str, ...]:
+    """The names of the columns of a trace with or without those of drafts."""
+    return (*COLUMNS, *DRAFT_COLUMNS) if drafts else COLUMNS
 
 
 class _Reader:
@@ -168,15 +193,19 @@ class _Reader:
             else:
                 values |= found_here
         n_layer, n_expert, n_used = (self._count(2, values, key) for key in _HEADER_KEYS)
-        rows = list(self._rows(start, n_layer, n_expert))
-        return RouteTrace(values.get("model", ""), values.get("arch", ""), n_layer, n_expert, n_used, layers, rows)
-
-    def _rows(self, start: int, n_layer: int, n_expert: int) -> Iterator[Routed]:
         names = self._lines[start].split(",") if start < len(self._lines) else []
-        missing = [name for name in Routed._fields if name not in names]
+        missing = [name for name in COLUMNS if name not in names]
         if missing:
-            self._fail(start + 1, f"has no column {missing[0]!r}", f"the columns are {','.join(Routed._fields)}")
-        places = [names.index(name) for name in Routed._fields]
+            self._fail(start + 1, f"has no column {missing[0]!r}", f"the columns are {','.join(COLUMNS)}")
+        drafts = all(name in names for name in DRAFT_COLUMNS)
+        rows = list(self._rows(start, names, columns(drafts), n_layer, n_expert))
+        model, arch = values.get("model", ""), values.get("arch", "")
+        return RouteTrace(model, arch, n_layer, n_expert, n_used, layers, rows, drafts)
+
+    def _rows(
+        self, start: int, names: Sequence[str], wanted: Sequence[str], n_layer: int, n_expert: int
+    ) -> Iterator[Routed]:
+        places = [names.index(name) for name in wanted]
         for number, line in enumerate(self._lines[start + 1 :], start=start + 2):
             if not line or line.startswith("#"):
                 continue
@@ -201,8 +230,8 @@ class _Reader:
 
 
 def _row(cells: Iterable[str]) -> Routed:
-    turn, phase, step, layer, slot, expert, weight, residency, expert_bytes = cells
+    turn, phase, step, layer, slot, expert, weight, residency, expert_bytes, *draft = cells
     return Routed(
         int(turn), int(phase), int(step), int(layer), int(slot), int(expert),
-        float(weight), int(residency), int(expert_bytes),
+        float(weight), int(residency), int(expert_bytes), *map(int, draft),
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bmoe.replay.route_trace import RouteTrace
+from bmoe.replay.route_trace import ACCEPTED, DECODE, PREFILL, RouteTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class LayerUse:
         return sum((count / self.tokens) ** 2 for count in self.counts) / self.n_used
 
 
-def layer_use(trace: RouteTrace, phases: Iterable[int] = (0, 1)) -> list[LayerUse]:
+def layer_use(trace: RouteTrace, phases: Iterable[int] = (PREFILL, DECODE, ACCEPTED)) -> list[LayerUse]:
     """The use of every routed layer, in order. Neighbours are tokens at following positions of one turn."""
     wanted = frozenset(phases)
     counts: dict[int, list[int]] = defaultdict(lambda: [0] * trace.n_expert)

@@ -30,9 +30,9 @@ class DraftGates:
     """Proves that a drafter keeps its contract. A subclass sets class attributes.
 
     ``plugin`` is the entry point of group ``bmoe.plugins`` (``"bmoe"`` for in-tree ones) that provides ``provider``.
-    ``arch`` is the architecture of the tiny model, with weights in float32, that it drafts for. ``prompt`` is a text on
-    which it has something to propose, and on which both some of it is right and some is not; a drafter that needs to
-    know more than that overrides ``settings``.
+    ``arch`` is the architecture of the tiny model, with weights in float32, that it drafts for; one that needs a
+    trained model overrides ``model``. ``prompt`` is a text on which it has something to propose, and on which both some
+    of it is right and some is not; a drafter that needs to know more than that overrides ``settings``.
     """
 
     plugin: ClassVar[str] = IN_TREE
@@ -44,6 +44,10 @@ class DraftGates:
     def settings(self, bench: Bench, text: Sequence[int]) -> Mapping[str, Any]:
         """Its options for a run whose whole text, prompt included, is ``text``."""
         return self.options
+
+    def model(self, bench: Bench) -> str:
+        """The model that it drafts for. Two of its tokens must not be as good as equally likely."""
+        return str(bench.models.path(f"tiny-{self.arch}", "F32"))
 
     def load(self) -> Provider[Drafter]:
         """The provider under test, by name."""
@@ -137,9 +141,8 @@ class DraftGates:
     # ---- how it is run
 
     def _table(self, bench: Bench, plain: Sequence[int] | None = None, budget: str = "half") -> dict[str, Any]:
-        path = bench.models.path(f"tiny-{self.arch}", "F32")
         table: dict[str, Any] = {
-            "model": {"path": str(path), "ctx": 256, "ubatch": 16, "threads": 1, "kv_type": "f32"},
+            "model": {"path": self.model(bench), "ctx": 256, "ubatch": 16, "threads": 1, "kv_type": "f32"},
             "cache": {"policy": "lru", "budget_mb": 0 if budget == "off" else "auto"},
             "plugins": {"enable": [] if self.plugin == IN_TREE else [self.plugin]},
             "fetch": {"plugin": "pread", "lanes": 2},

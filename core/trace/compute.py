@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from bmoe.contracts import BatchContext, ExpertKey, ModelFacts
 from bmoe.native.nodetimer import NodeTimer
+from bmoe.replay.route_trace import CODES
 from bmoe.stream import Stream
 from bmoe.trace.io import name_of
 from bmoe.trace.output import TraceLines
@@ -136,8 +137,7 @@ class NodeTracer:
 def head_of(decode: int, batch: BatchContext) -> str:
     """The first cells of each row of a decode; its step is the position of its last token."""
     positions = batch.positions
-    phase = 0 if batch.phase == "prefill" else 1
-    return f"{decode},{phase},{positions[-1] if positions else -1},{len(positions)}"
+    return f"{decode},{CODES[batch.phase]},{positions[-1] if positions else -1},{len(positions)}"
 
 
 def header(facts: ModelFacts, detail: str) -> Iterator[str]:

@@ -7,6 +7,8 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from bmoe.replay.route_trace import ACCEPTED, DECODE
+from bmoe.trace import rounds
 from bmoe.trace.io import ARRIVED, CANCELLED, FAILED
 from bmoe.trace.reading import Loaded
 
@@ -31,8 +33,11 @@ def digest(loaded: Loaded) -> list[dict[str, Any]]:
 def _route(loaded: Loaded) -> dict[str, Any]:
     import numpy as np
 
-    model, c = loaded.model, loaded.columns
+    model, every = loaded.model, loaded.columns
     assert model is not None
+    # rejected tokens and guesses are no text: what they read is shown with their rounds
+    text = every["phase"] <= ACCEPTED
+    c = {name: column[text] for name, column in every.items()}
     rows = len(c["layer"])
     layers = sorted({*np.unique(c["layer"]).tolist()})
     of_layer = np.zeros(max(layers, default=0) + 1, np.int64)
@@ -52,14 +57,15 @@ def _route(loaded: Loaded) -> dict[str, Any]:
     miss = np.bincount(cell[missed], minlength=size)
     ahead = np.bincount(place[c["residency"] == 2], minlength=bins)
     used = np.flatnonzero(count)
-    decode = c["phase"] == 1
+    decode = c["phase"] >= DECODE
     nbytes = np.bincount(place, weights=c["expert_bytes"].astype(np.float64), minlength=bins)
     starts = np.arange(bins) * width
     return {
         "kind": "route", "file": _name(loaded), "model": model.model, "arch": model.arch, "layers": layers,
         "experts": model.n_expert, "used": model.n_used, "rows": rows, "tokens": n, "width": width, "bins": bins,
         "decode_hit_rate": float((c["residency"][decode] == 1).mean()) if decode.any() else None,
-        "decode_bytes": float(c["expert_bytes"][decode].sum()),
+        "decode_bytes": float(every["expert_bytes"][every["phase"] >= DECODE].sum()),
+        "read_bytes": float(every["expert_bytes"].sum()), "drafts": rounds.of_routes(every, model.n_expert),
         "prompt": int((tokens[2] == 0).sum()), "turns": len(np.unique(tokens[0])),
         "turn": tokens[0][starts].tolist(), "step": tokens[1][starts].tolist(), "phase": tokens[2][starts].tolist(),
         "size": [model.layers[layer].expert_bytes if layer in model.layers else 0 for layer in layers],
@@ -83,6 +89,11 @@ def _io(loaded: Loaded) -> dict[str, Any]:
     took = (arrived - c["submit_s"])[there]
     edges = np.logspace(-5, 1.5, 66)
     layers = np.unique(c["layer"]).astype(np.int64).tolist()
+    phases = np.unique(c["phase"]).astype(np.int64).tolist() if "phase" in c else []
+    by_phase = [
+        [phase, int((c["phase"] == phase).sum()), float(c["bytes"][there & (c["phase"] == phase)].sum())]
+        for phase in phases
+    ]
     by_layer = []
     for layer in layers:
         mine = c["layer"] == layer
@@ -101,6 +112,7 @@ def _io(loaded: Loaded) -> dict[str, Any]:
         "edges": edges.tolist(), "latency": np.histogram(np.clip(took, edges[0], edges[-1]), edges)[0].tolist(),
         "median_s": float(np.median(took)) if len(took) else None,
         "p99_s": float(np.quantile(took, 0.99)) if len(took) else None, "by_layer": by_layer,
+        "by_phase": by_phase,
     }  # fmt: skip
 
 
@@ -178,7 +190,7 @@ def _run(loaded: Loaded, run: dict[str, Any], index: int, of: int) -> dict[str, 
         "notices": [str(notice) for notice in record.get("notices") or ()], "width": width,
         "count": len(tokens), "index": [group[0].get("index") for group in groups],
         "text": ["".join(str(token.get("text", "")) for token in group)[:200] for group in groups],
-        "series": series,
+        "series": series, "drafts": rounds.of_records(tokens, summary),
         "summary": {k: v for k, v in summary.items() if isinstance(v, (int, float, str, bool)) or v is None},
     }  # fmt: skip
 

@@ -11,14 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bmoe.contracts import Fetcher, ModelFacts, ReadBatch, Ticket
+from bmoe.contracts import BatchContext, Fetcher, ModelFacts, ReadBatch, Ticket
+from bmoe.replay.route_trace import CODES
 from bmoe.trace.output import TraceLines
 
 VERSION = "io_trace v1"
 COLUMNS = (
     "batch", "ahead", "layer", "bank", "projection", "expert", "experts", "shard", "offset", "bytes",
-    "submit_s", "arrived_s", "waited_s", "state",
+    "submit_s", "arrived_s", "waited_s", "state", "phase",
 )  # fmt: skip
+OUTSIDE = -1
+"""The phase of what is read between decodes, as when a model is opened."""
 ARRIVED, CANCELLED, FAILED = 0, 1, 2
 
 
@@ -30,6 +33,7 @@ class TracedTicket:
     nbytes: int
     number: int
     ahead: bool
+    phase: int
     submit_s: float
     reads: list[tuple[int, ...]] = field(default_factory=list)
     done: int = 0
@@ -43,6 +47,7 @@ class TracedFetcher:
         self._inner, self._out, self._began = inner, out, began
         self._places, self._ends = _Places(facts), [shard.nbytes for shard in facts.shards]
         self._number = self._rows = 0
+        self.phase = OUTSIDE
         self.direct, self.note = inner.direct, inner.note
 
     def __getattr__(self, name: str) -> Any:
@@ -54,7 +59,9 @@ class TracedFetcher:
         rows = [column.tolist() for column in (reads.stage, reads.shard, reads.offset, reads.length)]  # one column each
         inner = self._inner.submit(reads, ahead=ahead)
         self._number += 1
-        return TracedTicket(inner, inner.nbytes, self._number - 1, ahead, now, list(zip(*rows, strict=True)))
+        return TracedTicket(
+            inner, inner.nbytes, self._number - 1, ahead, self.phase, now, list(zip(*rows, strict=True))
+        )
 
     def wait(self, ticket: Ticket, upto: int, /) -> int:
         """Pass on, and note what has arrived and how long it was waited for."""
@@ -106,7 +113,8 @@ class TracedFetcher:
             arrived = f"{seen_s:.6f}" if state == ARRIVED else ""
             self._out.append(
                 f"{ticket.number},{int(ticket.ahead)},{layer},{bank},{projection},{expert},{experts},{shard},{offset},"
-                f"{nbytes},{ticket.submit_s:.6f},{arrived},{ticket.waited_s:.6f},{state}\n"
+                f"{nbytes},{ticket.submit_s:.6f},{arrived},{ticket.waited_s:.6f},{state},"
+                f"{ticket.phase}\n"
             )
             self._rows += 1
 
@@ -117,8 +125,9 @@ class IoTracer:
     def __init__(self, fetcher: TracedFetcher) -> None:
         self._fetcher = fetcher
 
-    def begin(self, batch: Any) -> None:
-        """Nothing is noted before."""
+    def begin(self, batch: BatchContext) -> None:
+        """What is asked for from now on is for this decode."""
+        self._fetcher.phase = CODES[batch.phase]
 
     def routing(self, bank: int, keys: Sequence[int]) -> None:
         """The fetcher is asked anyway."""
@@ -128,6 +137,7 @@ class IoTracer:
 
     def end(self, complete: bool) -> None:
         """The decode ended."""
+        self._fetcher.phase = OUTSIDE
         self._fetcher.flush()
 
     def accepted(self, kept: Sequence[int]) -> None:

@@ -220,6 +220,45 @@
     return made;
   };
 
+  // ---- rounds of draft and verification
+
+  const drafts = (section, d) => {
+    if (!d) return;
+    const v = d.series, n = v.accepted.length, mib = (name) => v[name].map((value) => (value || 0) / MIB), some = (name) => v[name].some((value) => value !== null);
+    const each = d.width > 1 ? ` (mean of ${d.width})` : "", named = (i) => d.width > 1 ? `rounds ${i * d.width} to ${Math.min(d.rounds, (i + 1) * d.width) - 1}` : `round ${i}`;
+    const x = { min: 0, max: n, label: `round, from 0${each}`, name: (t) => fmt(Math.round(t * d.width)), whole: d.width === 1 };
+    const top = (parts) => Math.max(...parts[0].map((_, i) => parts.reduce((a, p) => a + (p[i] || 0), 0))) * 1.05 || 1;
+    section.append(el("div", { className: "cards drafts" }, ...[["rounds", fmt(d.rounds)], ["tokens per round", fmt(d.length)], ["drafted tokens accepted", d.drafted ? percent(d.accepted / d.drafted) : "–"],
+      ["read to verify", bytes(d.verify_bytes)], ["of it for rejected tokens", d.verify_bytes ? percent(d.rejected_bytes / d.verify_bytes) : "–"], ["read to draft", bytes(d.draft_bytes)]]
+      .map(([name, value]) => el("div", { className: "card" }, el("b", { textContent: value }), el("span", { textContent: name })))));
+    const own = v.accepted.map((value) => 1), rejected = v.drafted.map((value, i) => value - v.accepted[i]);
+    figure(section, "Drafts: tokens of each round", 220, (ctx, w, h) => stacked(ctx, w, h, x, { min: 0, max: top([own, v.drafted]), label: "tokens" },
+      [{ values: own, tone: "--c0" }, { values: v.accepted, tone: "--c2" }, { values: rejected, tone: "--c1" }],
+      (i) => `${named(i)}\n${fmt(v.accepted[i] + 1)} tokens of text: the model's own and ${fmt(v.accepted[i])} of ${fmt(v.drafted[i])} drafted`),
+      { legend: [["the model's own", "--c0"], ["accepted", "--c2"], ["rejected", "--c1"]] });
+    const rates = d.acceptance;
+    if (rates.length) figure(section, "Drafts: acceptance by position", 200, (ctx, w, h) => stacked(ctx, w, h, { min: 0, max: rates.length, label: "position in a draft, from 1", shift: .5, grid: false, ticks: rates.map((_, i) => i), name: (i) => String(i + 1) },
+      { min: 0, max: 1, label: "accepted (%)", name: (t) => fmt(100 * t) }, [{ values: rates, tone: "--c2" }], (i) => `position ${i + 1}: ${percent(rates[i])} of those reached`),
+      { note: "Of the drafts whose tokens before were all accepted." });
+    if (some("live") || some("demanded")) {
+      const series = [["demanded", "--c1", "asked for by the routers"], ["live", "--c0", "left by routing policies"]].filter(([name]) => some(name));
+      figure(section, "Drafts: entries that a round uses", 220, (ctx, w, h) => {
+        const plot = lines(ctx, w, h, x, { min: 0, max: Math.max(...series.flatMap(([name]) => v[name])) * 1.05 || 1, label: "entries of all layers" }, series.map(([name, tone], i) => ({ values: v[name], tone, width: i ? 1.4 : 2.6 })));
+        return (px) => { const i = Math.floor((px - plot.m.left) / plot.pw * n); return i >= 0 && i < n ? [named(i), ...series.map(([name, , said]) => `${fmt(v[name][i])} ${said}`)].join("\n") : ""; };
+      }, { legend: series.map(([, tone, said]) => [said, tone]), note: "Each entry once per layer, whichever tokens of the batch use it." });
+    }
+    if (some("verify_bytes")) {
+      const waste = mib("rejected_bytes"), used = mib("verify_bytes").map((value, i) => Math.max(0, value - waste[i])), draft = mib("draft_bytes");
+      figure(section, "Drafts: read in each round", 220, (ctx, w, h) => stacked(ctx, w, h, x, { min: 0, max: top([used, waste, draft]), label: "MiB" },
+        [{ values: used, tone: "--c0" }, { values: waste, tone: "--c1" }, { values: draft, tone: "--c3" }],
+        (i) => `${named(i)}\n${fmt(used[i])} MiB for tokens of the text\n${fmt(waste[i])} MiB for rejected ones alone\n${fmt(draft[i])} MiB to draft`),
+        { legend: [["for tokens of the text", "--c0"], ["for rejected tokens alone", "--c1"], ["to draft", "--c3"]] });
+    }
+    const cell = (value) => value === null ? "–" : fmt(value / MIB);
+    table(section, "Rounds", [{ name: "round" }, { name: "drafted" }, { name: "accepted" }, { name: "entries asked for" }, { name: "entries used" }, { name: "MiB to verify", format: cell }, { name: "MiB for rejected", format: cell }, { name: "MiB to draft", format: cell }],
+      v.accepted.map((_, i) => [i * d.width, v.drafted[i], v.accepted[i], v.demanded[i], v.live[i], v.verify_bytes[i], v.rejected_bytes[i], v.draft_bytes[i]]), { note: d.width > 1 ? `means of ${d.width} rounds` : "" });
+  };
+
   // ---- a routing trace
 
   const route = (s) => {
@@ -235,10 +274,10 @@
       use[le] += count[k]; useMiss[le] += miss[k]; total[b] += count[k]; totalMiss[b] += miss[k];
       (of[at] ||= []).push(k);
     }
-    const rows = total.reduce((a, b) => a + b, 0), misses = totalMiss.reduce((a, b) => a + b, 0), read = s.bytes.reduce((a, b) => a + b, 0);
+    const rows = total.reduce((a, b) => a + b, 0), misses = totalMiss.reduce((a, b) => a + b, 0);
     const section = start(s, "Routing trace", `${s.model} · ${s.arch} · ${s.used} of ${E} experts per layer, ${L} layers with experts`, [
       ["tokens", fmt(s.tokens)], ["of a prompt", fmt(s.prompt)], ["routed experts", fmt(s.rows)], ["hit rate of decode", percent(s.decode_hit_rate)], ["hit rate in all", rows ? percent(1 - misses / rows) : "–"],
-      ["experts read", bytes(read)], ["per decoded token", s.tokens > s.prompt ? bytes(s.decode_bytes / (s.tokens - s.prompt)) : "–"]]);
+      ["experts read", bytes(s.read_bytes)], ["per decoded token", s.tokens > s.prompt ? bytes(s.decode_bytes / (s.tokens - s.prompt)) : "–"]]);
     if (!rows) { section.append(el("p", { textContent: "No routing is in it." })); return; }
     const tokensOf = (b) => s.width === 1 ? `token ${b} (turn ${s.turn[b]}, ${s.phase[b] ? "decode" : "prompt"}, position ${s.step[b]})`
       : `tokens ${b * s.width} to ${Math.min(s.tokens, (b + 1) * s.width) - 1}`;
@@ -308,6 +347,7 @@
     list.sort((a, b) => b[3] - a[3]);
     table(section, "Experts", [{ name: "layer" }, { name: "expert" }, { name: "uses" }, { name: "share of its layer", format: percent }, { name: "hit rate", format: percent }], list,
       { note: "hottest first; a click on a name sorts", match: (row) => (wanted.layer === null || row[0] === wanted.layer) && (wanted.expert === null || row[1] === wanted.expert) });
+    drafts(section, s.drafts);
   };
 
   // ---- an I/O trace
@@ -331,6 +371,9 @@
       { min: 0, max: Math.max(...mib) * 1.05 || 1, label: "MiB" }, [{ values: mib, tone: "--c0" }], (i) => `layer ${layers[i]}: ${fmt(mib[i])} MiB`));
     table(section, "Layers", [{ name: "layer" }, { name: "reads" }, { name: "MiB", format: (v) => fmt(v / MIB) }, { name: "ahead" }, { name: "mean until there", format: seconds }, { name: "mean read", format: (v) => v === null ? "–" : bytes(v) }],
       s.by_layer, { match: (row) => wanted.layer === null || row[0] === wanted.layer });
+    const decodes = { "-1": "none", 0: "the prompt", 1: "one token", 2: "a draft that is verified", 4: "a guess of the drafter" };
+    if (s.by_phase.length) table(section, "Decodes that read", [{ name: "decode of", text: true, format: String }, { name: "reads" }, { name: "MiB", format: (v) => fmt(v / MIB) }],
+      s.by_phase.map(([phase, reads, read]) => [decodes[phase] ?? String(phase), reads, read]));
   };
 
   // ---- a compute trace
@@ -403,6 +446,7 @@
     table(section, "Tokens", [{ name: "token" }, { name: "text", text: true, format: (t) => JSON.stringify(t) }, { name: "decode", format: seconds }, { name: "read wait", format: seconds }, { name: "managing", format: seconds }, { name: "computing", format: seconds },
       { name: "hit rate", format: percent }, { name: "MiB read", format: (value) => value === null ? "–" : fmt(value / MIB) }],
       s.index.map((index, i) => [index, s.text[i], one.decode_s[i], one.read_wait_s[i], one.manage_s[i], one.compute_s[i], one.lookups[i] ? one.hits[i] / one.lookups[i] : null, one.demand_bytes[i]]));
+    drafts(section, s.drafts);
   };
 
   // ---- all of it

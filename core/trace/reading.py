@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from bmoe.replay.route_trace import Routed, RouteTrace, TraceError, parse_trace, read_trace
+from bmoe.replay.route_trace import RouteTrace, TraceError, columns, parse_trace, read_trace
 from bmoe.trace import compute
 from bmoe.trace import io as reads
 
@@ -22,6 +22,8 @@ _BEGINS = {_ROUTE: "route", reads.VERSION: "io", compute.VERSION: "compute"}
 _WANTED = f"name a {_ROUTE}, a {reads.VERSION}, a {compute.VERSION} or lines of the jsonl sink"
 _CHUNK = 1 << 19
 _TEXT = frozenset({"node", "op"})
+_LATER = frozenset({"phase"})
+"""Columns of reads that an older trace lacks."""
 
 
 @dataclass(slots=True)
@@ -113,8 +115,8 @@ def _routes(file: BinaryIO, end: int, loaded: Loaded) -> None:
     lines = _lines(file, end)
     comments, names = _begin(lines)
     model = parse_trace(loaded.path, [*comments, ",".join(names)])
-    places = [names.index(name) for name in Routed._fields if name != "weight"]
-    kept = [name for name in Routed._fields if name != "weight"]
+    kept = [name for name in columns(model.drafts) if name != "weight"]
+    places = [names.index(name) for name in kept]
     rows = (line for line in lines if line and line[0] != "#")
     parts: list[NDArray[Any]] = []
     while True:
@@ -140,9 +142,9 @@ def _parquet(path: str) -> Loaded:
     from bmoe.trace.rows import read_parquet
 
     trace = read_parquet(path)
-    kept = [name for name in Routed._fields if name != "weight"]
-    columns = {name: np.array([getattr(row, name) for row in trace.rows], np.int64) for name in kept}
-    return Loaded(path, "route", columns=columns, model=trace)
+    kept = [name for name in columns(trace.drafts) if name != "weight"]
+    found = {name: np.array([getattr(row, name) for row in trace.rows], np.int64) for name in kept}
+    return Loaded(path, "route", columns=found, model=trace)
 
 
 def _table(file: BinaryIO, end: int, loaded: Loaded) -> None:
@@ -153,7 +155,9 @@ def _table(file: BinaryIO, end: int, loaded: Loaded) -> None:
     comments, names = _begin(lines)
     for line in comments[1:]:
         loaded.header |= dict(part.split("=", 1) for part in line[1:].split() if "=" in part)
-    wanted: Sequence[str] = reads.COLUMNS if loaded.kind == "io" else compute.COLUMNS
+    wanted: Sequence[str] = compute.COLUMNS
+    if loaded.kind == "io":
+        wanted = [name for name in reads.COLUMNS if name in names or name not in _LATER]
     missing = [name for name in wanted if name not in names]
     if missing:
         raise TraceError(f"{loaded.path}: line {len(comments) + 1} has no column {missing[0]!r}; record it again")

@@ -107,7 +107,7 @@ class Tracing:
         try:
             if kind == "route":
                 form = RouteParquet if place.path.endswith(PARQUET) else RouteLines
-                return form(place, self._plan.facts)
+                return form(place, self._plan.facts, drafts=self._plan.draft is not None)
             header = compute.header(self._plan.facts, self._plan.profile.trace.detail) if kind == "compute" else ()
             return TraceLines(place, header)
         except BaseException:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bmoe.contracts import ModelFacts
 from bmoe.replay.parquet import pyarrow, read_table
-from bmoe.replay.route_trace import Routed, RouteTrace, TraceError, trace_lines
+from bmoe.replay.route_trace import DRAFT_COLUMNS, Routed, RouteTrace, TraceError, columns, trace_lines
 from bmoe.trace.output import TraceLines, TracePlace, report, said
 from bmoe.trace.route import model_of
 
@@ -22,13 +22,13 @@ _GROUP = 1 << 16
 
 
 class RouteLines:
-    """Rows as lines; loadable after every decode."""
+    """Rows as lines; loadable after every decode. ``drafts`` adds the columns of drafts."""
 
     wants_probabilities = False
 
-    def __init__(self, place: TracePlace, facts: ModelFacts) -> None:
-        self._lines = TraceLines(place, trace_lines(model_of(facts)))
-        self._rows = 0
+    def __init__(self, place: TracePlace, facts: ModelFacts, *, drafts: bool = False) -> None:
+        self._lines = TraceLines(place, trace_lines(model_of(facts, drafts=drafts)))
+        self._drafts, self._rows = drafts, 0
 
     @property
     def rows(self) -> int:
@@ -44,9 +44,9 @@ class RouteLines:
         """Hold the rows of one routing until the decode is complete."""
         self._rows += len(rows)
         add = self._lines.append
-        for row in rows:
-            turn, phase, step, layer, slot, expert, _, residency, nbytes = row
-            add(f"{turn},{phase},{step},{layer},{slot},{expert},nan,{residency},{nbytes}\n")
+        for turn, phase, step, layer, slot, expert, _, residency, nbytes, number, place in rows:
+            end = f",{number},{place}\n" if self._drafts else "\n"
+            add(f"{turn},{phase},{step},{layer},{slot},{expert},nan,{residency},{nbytes}{end}")
 
     def flush(self) -> None:
         """Write them."""
@@ -71,10 +71,11 @@ class RouteParquet:
 
     wants_probabilities = True
 
-    def __init__(self, place: TracePlace, facts: ModelFacts) -> None:
+    def __init__(self, place: TracePlace, facts: ModelFacts, *, drafts: bool = False) -> None:
         arrow, parquet = pyarrow()
         self._arrow, self._place = arrow, place
-        self._schema = _schema(arrow).with_metadata(_metadata(model_of(facts)))
+        self._names = columns(drafts)
+        self._schema = _schema(arrow, self._names).with_metadata(_metadata(model_of(facts)))
         self._writer: Any = parquet.ParquetWriter(place.file, self._schema, compression="zstd")
         self._held: list[tuple[Routed, Any]] = []
         self._whole = 0
@@ -116,10 +117,10 @@ class RouteParquet:
         held, self._held, self._whole = self._held[: self._whole], self._held[self._whole :], 0
         if not held or self.failure:
             return
-        columns = [list(column) for column in zip(*(row for row, _ in held), strict=True)]
-        columns.append([value for _, value in held])
+        values: list[Any] = [list(column) for column in zip(*(row for row, _ in held), strict=True)]
+        values = [*values[: len(self._names)], [value for _, value in held]]
         try:
-            self._writer.write_table(self._arrow.table(columns, schema=self._schema))
+            self._writer.write_table(self._arrow.table(values, schema=self._schema))
             self.rows += len(held)
         except OSError as error:
             self._fail(error)
@@ -131,13 +132,14 @@ class RouteParquet:
 
 def read_parquet(path: str) -> RouteTrace:
     """A routing trace in Parquet, without its probabilities. Raises :class:`TraceError`."""
-    names = list(Routed._fields)
-    head, table = read_table(path, names)
+    head, table = read_table(path, list(Routed._fields))
+    drafts = all(name in table.schema.names for name in DRAFT_COLUMNS)
+    names = columns(drafts)
     try:
         rows = [Routed(*row) for row in zip(*(table.column(name).to_pylist() for name in names), strict=True)]
     except (KeyError, ValueError, TypeError) as error:
         raise TraceError(f"{path}: is no routing trace in Parquet that was closed; record it again") from error
-    return RouteTrace(head.model, head.arch, head.n_layer, head.n_expert, head.n_used, head.layers, rows)
+    return RouteTrace(head.model, head.arch, head.n_layer, head.n_expert, head.n_used, head.layers, rows, drafts)
 
 
 def _metadata(trace: RouteTrace) -> Mapping[str, str]:
@@ -146,8 +148,8 @@ def _metadata(trace: RouteTrace) -> Mapping[str, str]:
     return {"format": "route_trace v1", **{key: str(value) for key, value in facts}, "layers": layers}
 
 
-def _schema(arrow: Any) -> Any:
+def _schema(arrow: Any, names: Sequence[str]) -> Any:
     kinds: tuple[Any, ...] = (arrow.int32(), arrow.int8(), arrow.int64(), arrow.int32(), arrow.int32(), arrow.int32())
-    kinds += (arrow.float32(), arrow.int8(), arrow.int64())
-    fields = list(zip(Routed._fields, kinds, strict=True))
+    kinds += (arrow.float32(), arrow.int8(), arrow.int64(), arrow.int32(), arrow.int32())
+    fields = list(zip(names, kinds[: len(names)], strict=True))
     return arrow.schema([*fields, ("probs", arrow.list_(arrow.float32()))])

@@ -18,7 +18,7 @@ def test_characters_split_over_tokens_come_out_whole(opened: Open, monkeypatch: 
     ids = engine.model.tokenize(text)
     assert len(ids) > len(text), "the tokens must split characters"
     script = iter(ids)
-    monkeypatch.setattr(Sampler, "next", lambda sampler, context: next(script))
+    monkeypatch.setattr(Sampler, "next", lambda sampler, context, row: next(script))
 
     with engine.conversation() as conversation:
         tokens: list[Token] = list(conversation.generate(PROMPT, len(ids)))
@@ -33,7 +33,7 @@ def test_the_hash_is_over_every_row_that_a_token_was_chosen_from(opened: Open, m
     digest = hashlib.sha256()
     real = Sampler.next
 
-    def noted(sampler: Sampler, context: object) -> int:
+    def noted(sampler: Sampler, context: object, row: int) -> int:
         digest.update(context.logits().tobytes())  # type: ignore[attr-defined]
         return real(sampler, context)  # type: ignore[arg-type]
 

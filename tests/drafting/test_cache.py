@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from bmoe.contracts import Proposal
 from bmoe.engine import Engine
 from bmoe.resolve import resolve
-from bmoe.synth import SHAPES
 from bmoe.testing.models import TinyModels
 from bmoe.tree import Tree
 from bmoe_plugins.caches.lru import Lru
@@ -100,24 +97,6 @@ def test_what_is_read_for_drafts_enters_cold(path):
         rejected = [key for key, _ in heard.admitted if key not in used]
         assert rejected
         assert max(order.index(key) for key in rejected) < min(order.index(key) for key in used if key in order)
-
-
-def test_a_verify_batch_gives_up_nothing_of_its_own_while_half_the_budget_is_left(tmp_path):
-    wide = replace(SHAPES["tiny-qwen3moe"], name="wide", n_expert=32)
-    path = TinyModels(tmp_path).path(wide, "F32")
-    with opened(path, share=0.3) as engine, engine.conversation() as conversation:
-        conversation.feed(PROMPT)
-        store = engine.stream.store
-        tree = Tree.of(7, Proposal((300,)))
-        for token in range(400, 440):
-            conversation.feed([token], "decode")
-        evicted = store.counters.evictions
-        conversation.verify(tree)
-        assert store.counters.evictions > evicted  # there was something to choose
-        held = engine.stream.verified._held
-        used = [(each.key_base, expert) for each in held for expert in set(each.ids.ravel().tolist())]
-        shift = dict(zip(engine.seam.key_base, engine.seam.entry_base, strict=True))
-        assert all(engine.seam.resident[shift[base] + expert] for base, expert in used)
 
 
 @pytest.mark.parametrize("budget", [0.4, 10.0])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import llama_cpp
 import pytest
 
+from bmoe.bundled import find_model
 from bmoe.contracts import Proposal
 from bmoe.engine import Engine
 from bmoe.native.model import Context
@@ -16,6 +19,9 @@ from bmoe.testing.archs import session_bench
 from bmoe.testing.drafters import TOKENS
 from bmoe.tree import Tree
 from bmoe_plugins.draft.ngram import Ngram
+
+ONCE = (0, 654, 609, 262, 653)
+"""What "Once upon a time" is to the reference model."""
 
 
 class TestNgram(DraftGates):
@@ -66,6 +72,26 @@ class TestModel(DraftGates):
 class TestModelBranching(TestModel):
     def settings(self, bench: Any, text: Sequence[int]) -> Mapping[str, Any]:
         return {**super().settings(bench, text), "branching": 2, "depth": 3}
+
+
+class TestMtp(DraftGates):
+    """The head of the reference model, which was trained; in float32, so that no tree is a near tie."""
+
+    provider = "mtp"
+    prompt = ONCE
+
+    def model(self, bench: Any) -> str:
+        path = bench.folder / "bmoe-ref-f32.gguf"
+        if not path.exists():
+            params = llama_cpp.llama_model_quantize_default_params()
+            params.ftype, params.allow_requantize = llama_cpp.LLAMA_FTYPE_ALL_F32, True
+            found = llama_cpp.llama_model_quantize(os.fsencode(find_model("bmoe-ref")), os.fsencode(path), params)
+            assert found == 0
+        return str(path)
+
+
+class TestMtpBranching(TestMtp):
+    options = {"branching": 2, "depth": 3}
 
 
 # ---- the gate itself

@@ -48,7 +48,7 @@ with bmoe.open({{}}, {wide!r}, overrides) as engine, engine.conversation() as co
         now = engine.stream.store.budget_bytes
         if now != budgets[-1]:
             budgets.append(now)
-        if len(budgets) == 3 or ({watch!r} == "warn" and engine.watch._judge._told_at is not None):
+        if len(budgets) == 3 or ({watch!r} == "warn" and engine.cache_size.watch._judge._told_at is not None):
             break
     print(json.dumps([budgets, faults, token.record.index, engine.plan.budget.cycle_bytes]))
 """

@@ -54,7 +54,7 @@ def told(played):
 
 
 def plain(trace: Lookups):
-    return [(tuple(keys), *rest) for keys, *rest, _ in trace.touches()]
+    return [(tuple(keys), *rest) for keys, *rest, _, _ in trace.touches()]
 
 
 @SAME

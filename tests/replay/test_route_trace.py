@@ -82,23 +82,31 @@ def test_a_published_trace_is_written_as_it_was(tmp_path: Path) -> None:
 
 SMALL = st.integers(0, 3)
 ROWS = st.builds(
-    Routed, SMALL, st.integers(0, 1), st.integers(-1, 5), st.integers(0, 2), SMALL, st.integers(0, 7),
+    Routed, SMALL, st.integers(0, 4), st.integers(-1, 5), st.integers(0, 2), SMALL, st.integers(0, 7),
     st.sampled_from([0.5, 0.123456, math.nan, 1e-05]), st.integers(0, 2), st.integers(0, 1 << 40),
+    st.integers(-1, 9), SMALL,
 )  # fmt: skip
 
 
 @settings(max_examples=60)
-@given(st.lists(ROWS, max_size=12), st.text("aZ9-._ ", min_size=1, max_size=9))
-def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, rows: list[Routed], name: str) -> None:
+@given(st.lists(ROWS, max_size=12), st.text("aZ9-._ ", min_size=1, max_size=9), st.booleans())
+def test_what_is_written_is_read_again(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Routed], name: str, drafts: bool
+) -> None:
+    rows = rows if drafts else [row._replace(round=-1, place=0) for row in rows]
     path = tmp_path_factory.getbasetemp() / "round.csv"
     layers = {0: LayerBytes(0, 7), 1: LayerBytes(5, 1), 2: LayerBytes(5, 0)}
-    trace = RouteTrace(name, "umbra", 3, 8, 2, layers, rows)
+    trace = RouteTrace(name, "umbra", 3, 8, 2, layers, rows, drafts)
     write_trace(path, trace)
     again = read_trace(path)
 
     assert str(again.rows) == str(rows)  # as text, since NaN is not equal to itself
     assert (again.model, again.arch, again.layers) == (name.replace(" ", "_"), "umbra", layers)
-    assert (again.n_layer, again.n_expert, again.n_used) == (3, 8, 2)
+    assert (again.n_layer, again.n_expert, again.n_used, again.drafts) == (3, 8, 2, drafts)
+    named = path.read_text().splitlines()[5].split(",")
+    assert named == ["turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes"] + (
+        ["round", "place"] if drafts else []
+    )
 
 
 def test_further_columns_are_passed_over_and_their_order_is_free(tmp_path: Path) -> None:

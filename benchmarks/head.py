@@ -25,7 +25,7 @@ from bmoe.bundled import find_set
 from bmoe.costs import DecodeCost
 from bmoe.engine import Engine
 from bmoe.resolve import resolve
-from bmoe.testing.followed import Followed, with_head
+from bmoe.testing.followed import Followed
 
 DEPTH, PROMPT = 3, 64
 
@@ -54,9 +54,9 @@ def opened(model: str, budget_mb: float, threads: int) -> Followed:
     table = {
         "model": {"path": model, "ctx": 512, "ubatch": 64, "threads": threads},
         "cache": {"policy": "lru" if budget_mb else "auto", "budget_mb": budget_mb},
-        "draft": {"drafter": "oracle", "max_draft": DEPTH, "options": {"text": []}},
+        "draft": {"drafter": "mtp", "max_draft": DEPTH},
     }
-    return Followed(Engine(with_head(resolve(table))))
+    return Followed(Engine(resolve(table)))
 
 
 def compare_follow(one: Followed, other: Followed, prompt: Sequence[int], found: dict[str, Costs]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -12,13 +11,6 @@ from bmoe.costs import DecodeCost
 from bmoe.engine import Engine
 from bmoe.head import DraftHead
 from bmoe.native.model import Context
-from bmoe.plan import Plan
-
-
-def with_head(plan: Plan) -> Plan:
-    """The plan of a profile with a drafter, as if that one guessed with the model's head; its budget stays."""
-    assert plan.draft is not None, "the profile has no [draft]"
-    return replace(plan, draft=replace(plan.draft, provider=replace(plan.draft.provider, guesses="head")))
 
 
 class Followed:

@@ -20,6 +20,8 @@ from bmoe.errors import NativeError, ProfileError
 from bmoe.head import DraftHead
 from bmoe.native.compiled import compiled_seam_missing
 from bmoe.native.model import Context
+from bmoe.replay.choose import check_model
+from bmoe.replay.read_lookups import read_lookups
 from bmoe.resolve import resolve
 from bmoe.testing.models import TinyModels
 from bmoe.tree import Tree
@@ -303,8 +305,8 @@ def test_a_head_that_is_promised_and_missing_is_refused(headed, tmp_path, part, 
 
 
 @pytest.mark.parametrize("asked", [{"heat": True}, {"trace": True}])
-def test_heat_and_traces_are_those_of_the_text(followed, headed, tmp_path, asked):
-    """Guesses are no text: heat files and routing traces have the trunk's layers alone; reads are all there."""
+def test_a_heat_file_is_of_the_text_and_traces_have_the_head_too(followed, headed, tmp_path, asked):
+    """Guesses are no text: they do not count for what is read at open."""
     trace = {kind: str(tmp_path / f"{kind}.csv") for kind in ("route", "io", "compute")} if "trace" in asked else {}
     heat = {"heat": str(tmp_path / "heat.json")} if "heat" in asked else {}
     for _ in range(2):
@@ -315,10 +317,35 @@ def test_heat_and_traces_are_those_of_the_text(followed, headed, tmp_path, asked
             break
     if trace:
         layers = {kind: _layers(tmp_path / f"{kind}.csv") for kind in trace}
-        assert (layers["route"], layers["io"]) == ({1, 2, 3}, {1, 2, 3, 4})
+        assert layers["route"] == layers["io"] == {1, 2, 3, 4}
         assert layers["compute"] >= {1, 2, 3, 4}
     else:
         assert one.engine.warmth.preloaded_bytes > 0
+
+
+@pytest.mark.parametrize("name", ["route.csv", "route.parquet"])
+def test_a_routing_trace_with_guesses_of_a_head_is_replayed(headed, tmp_path, name):
+    """Each round with the guesses that were made for it; sizes of entries are those of the head's layer too."""
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    path, facts = tmp_path / name, planned(headed).facts
+    table = {"model": {"path": str(headed), "ctx": CTX, "ubatch": UBATCH, "threads": 1}, "trace": {"route": str(path)}}
+    draft = {"drafter": "mtp", "max_draft": 3, "governor": "fixed"}
+    with Engine(resolve({**table, "draft": draft, "cache": budget(headed, 0.8)})) as engine:
+        assert len(list(engine.conversation().generate(TEXT[:9], 12))) == 12
+    entries = {bank.layer: bank.entry_bytes for bank in (*facts.banks, *facts.nextn_banks)}
+    for model in (None, facts):
+        trace = read_lookups(path, model)
+        assert {layer: size for layer, size in trace.entry_bytes.items() if size} == entries
+        head = [int(keys) >> 24 == 4 for keys in trace.keys[trace.starts[:-1]]]
+        assert [bool(guessed) for guessed in trace.drafts.guessed] == head
+        assert trace.cycle <= 3 * facts.n_used * 4
+        check_model(trace, facts)
+    if name.endswith("csv"):
+        rows = [line.split(",") for line in path.read_text().splitlines() if line[0].isdigit()]
+        rounds_of = {phase: {row[9] for row in rows if row[1] in phase} for phase in ("4", "23")}
+        assert rounds_of["23"] == rounds_of["4"]
+        assert len(rounds_of["4"]) > 1
 
 
 def test_it_is_cut_where_every_node_is_timed_too(followed, headed, expected, tmp_path):

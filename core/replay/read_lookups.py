@@ -170,7 +170,7 @@ def _checked(trace: Lookups, head: RouteTrace | Head, model: ModelFacts | None) 
 def _sizes(trace: Lookups, head: RouteTrace | Head, model: ModelFacts | None) -> Mapping[int, int]:
     sizes = dict(trace.entry_bytes)
     if model is not None:
-        banks = [bank for bank in (*model.banks, *model.nextn_banks) if bank.layer < head.n_layer]
+        banks = [*model.banks, *(bank for bank in model.nextn_banks if bank.layer < head.n_layer)]
         sizes = dict.fromkeys((bank.layer for bank in banks), 0)
         for bank in banks:
             sizes[bank.layer] += bank.entry_bytes

@@ -272,7 +272,7 @@ class Conversation:
         context = self._context
         trunk = TrunkGuesser(lambda token: self._decode([token], "draft"), self.logits, self._cut, context.mark)
         if engine.plan.drafts_with_head:
-            head = DraftHead(engine, context, lambda: self._cancelled)
+            head = DraftHead(engine, context, lambda: self._cancelled, lambda: self._prompt.request)
             self._guesser = HeadGuesser(head, engine.facts.n_layer - engine.facts.n_nextn, engine.plan.ubatch)
         else:
             self._guesser = make_guesser(engine.plan, engine.draft_model, trunk)

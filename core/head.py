@@ -29,6 +29,10 @@ def _never() -> bool:
     return False
 
 
+def _of_no_prompt() -> str:
+    return ""
+
+
 class DraftHead:
     """The head of one conversation, whose ``trunk`` it listens to. All calls come from the thread that decodes there.
 
@@ -36,15 +40,21 @@ class DraftHead:
     KV up to them, which :meth:`guess` does too. Whatever fails, text and KV still agree afterwards.
     """
 
-    def __init__(self, engine: Engine, trunk: Context, cancelled: Callable[[], bool] = _never) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        trunk: Context,
+        cancelled: Callable[[], bool] = _never,
+        request_id: Callable[[], str] = _of_no_prompt,
+    ) -> None:
         """Create the head's KV; from now on ``trunk``, which is still empty, exports its hidden states.
 
-        ``cancelled`` and :meth:`Engine.stop` of the trunk's context end the head's decodes too. Raises NativeError if
-        the engine was opened without its head, or for lack of memory.
+        ``cancelled`` and :meth:`Engine.stop` of the trunk's context end the head's decodes too. ``request_id`` tells
+        of which prompt they are. Raises NativeError if the engine was opened without its head, or for lack of memory.
         """
         if not engine.plan.drafts_with_head:
             raise NativeError(f"{engine.facts.path}: no drafter of the profile uses the head, so it was not opened")
-        self._engine, self._trunk, self._cancelled = engine, trunk, cancelled
+        self._engine, self._trunk, self._cancelled, self._request_id = engine, trunk, cancelled, request_id
         self._ctx, self._width = engine.plan.ctx, engine.plan.ubatch
         mtp.export_states(trunk)
         self._context = mtp.open_head(engine.model, mtp.of_head(engine.context_options()), engine.seam)
@@ -65,6 +75,11 @@ class DraftHead:
     def __len__(self) -> int:
         """Tokens of the text that it remembers."""
         return len(self._text)
+
+    @property
+    def nbytes(self) -> int:
+        """What its context takes, as llama.cpp's log says, and the hidden states of a text of full length."""
+        return sum(self._context.buffers.values()) + self._states.nbytes
 
     @property
     def held(self) -> int:
@@ -142,7 +157,8 @@ class DraftHead:
     def _decode(self, tokens: Sequence[int], first: int, states: NDArray[np.float32], *, outputs: bool) -> DecodeCost:
         """One decode of the head from position ``first`` on; if it fails, the KV ends before it."""
         positions = tuple(range(first, first + len(tokens)))
-        batch = BatchContext("draft", positions, is_output=(outputs,) * len(tokens))
+        outs, request = (outputs,) * len(tokens), self._request_id()
+        batch = BatchContext("draft", positions, is_output=outs, request_id=request)
         try:
             cost = self._engine.perform(
                 self._trunk,

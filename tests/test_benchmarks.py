@@ -250,3 +250,13 @@ def test_prefetchers_gives_speed_waits_and_bytes_of_each_against_none():
     assert rows["none"]["speed"] == [1.0, 1.0, 1.0]
     assert rows["none"]["ahead_kib"] == 0 < rows["stale-gate"]["ahead_kib"]
     assert all(row["token_ms"] > row["wait_ms"] > 0 < row["hit_rate"] < 1 for row in rows.values())
+
+
+@pytest.mark.slow
+def test_head_gives_costs_and_agreement_and_its_cut_reads_nothing():
+    done = run("head.py", "--json", "--budget-mb", "6.4", "--rounds", "2", "--tokens", "8")
+    assert done.returncode == 0, done.stderr
+    (cell,) = json.loads(done.stdout)["cells"]
+    assert (cell["costs"]["cut"]["bytes"], cell["costs"]["cut"]["count"]) == (0, 2)
+    assert min(cell["costs"][name]["bytes"] for name in ("whole", "guess", "token")) > 0
+    assert cell["agreement"][0]["tried"] == 2 * 7

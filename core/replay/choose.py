@@ -31,8 +31,10 @@ def candidates(names: Sequence[str], traces: Sequence[Lookups]) -> list[Contende
 
 def check_model(trace: Lookups, facts: ModelFacts) -> None:
     """Raise :class:`TraceError` if the trace cannot be of this model."""
+    trunk = facts.n_layer - facts.n_nextn
+    layers = trace.n_layer if trace.n_layer == facts.n_layer else trunk  # with the head, if it guessed
     theirs = f"{trace.arch}, {trace.n_layer} layers with {trace.n_expert} experts"
-    ours = f"{facts.arch}, {facts.n_layer - facts.n_nextn} layers with {facts.n_expert} experts"
+    ours = f"{facts.arch}, {layers} layers with {facts.n_expert} experts"
     if theirs != ours:
         said = f"is of a model of {theirs}, and {facts.path} is of {ours}"
         raise TraceError(f"{trace.source}: {said}; give --model FILE, the model that was run")

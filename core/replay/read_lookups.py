@@ -170,8 +170,9 @@ def _checked(trace: Lookups, head: RouteTrace | Head, model: ModelFacts | None) 
 def _sizes(trace: Lookups, head: RouteTrace | Head, model: ModelFacts | None) -> Mapping[int, int]:
     sizes = dict(trace.entry_bytes)
     if model is not None:
-        sizes = dict.fromkeys((bank.layer for bank in model.banks), 0)
-        for bank in model.banks:
+        banks = [*model.banks, *(bank for bank in model.nextn_banks if bank.layer < head.n_layer)]
+        sizes = dict.fromkeys((bank.layer for bank in banks), 0)
+        for bank in banks:
             sizes[bank.layer] += bank.entry_bytes
     for layer in np.unique(trace.keys >> 24).tolist():
         if not sizes.get(layer):

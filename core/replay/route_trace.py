@@ -114,12 +114,16 @@ class RouteTrace:
         return steps
 
 
-def trace_of(facts: ModelFacts, rows: Sequence[Routed]) -> RouteTrace:
-    """A trace of a model that was run here; its layers are those of the trunk. Without the columns of drafts."""
-    n_layer = facts.n_layer - facts.n_nextn
+def trace_of(facts: ModelFacts, rows: Sequence[Routed], *, head: bool = False) -> RouteTrace:
+    """A trace of a model that was run here, without the columns of drafts.
+
+    Its layers are those of the trunk, and of the head for next-token prediction where it guesses (``head``).
+    """
+    n_layer = facts.n_layer - (0 if head else facts.n_nextn)
     experts, dense = dict.fromkeys(range(n_layer), 0), dict.fromkeys(range(n_layer), 0)
-    for bank in facts.banks:
-        experts[bank.layer] += bank.entry_bytes
+    for bank in (*facts.banks, *facts.nextn_banks):
+        if bank.layer < n_layer:
+            experts[bank.layer] += bank.entry_bytes
     for tensor in facts.dense:
         match = _BLOCK.match(tensor.name)
         if match and int(match[1]) < n_layer:

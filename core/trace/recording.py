@@ -106,8 +106,8 @@ class Tracing:
     def _opened(self, kind: str, place: TracePlace) -> Written:
         try:
             if kind == "route":
-                form = RouteParquet if place.path.endswith(PARQUET) else RouteLines
-                return form(place, self._plan.facts, drafts=self._plan.draft is not None)
+                form, plan = RouteParquet if place.path.endswith(PARQUET) else RouteLines, self._plan
+                return form(place, plan.facts, drafts=plan.draft is not None, head=plan.drafts_with_head)
             header = compute.header(self._plan.facts, self._plan.profile.trace.detail) if kind == "compute" else ()
             return TraceLines(place, header)
         except BaseException:

@@ -154,8 +154,8 @@ def _read_ahead(stream: Stream, bank: int) -> Collection[ExpertKey]:
     return {*guesses, *staged} if guesses or staged else ()
 
 
-def model_of(facts: ModelFacts, *, drafts: bool = False) -> RouteTrace:
+def model_of(facts: ModelFacts, *, drafts: bool = False, head: bool = False) -> RouteTrace:
     """What a trace says about the model, without rows; the place of the file is nobody's business."""
-    trace = trace_of(facts, ())
+    trace = trace_of(facts, (), head=head)
     layers = {layer: LayerBytes(*size) for layer, size in trace.layers.items()}
     return replace(trace, layers=layers, drafts=drafts)

@@ -22,12 +22,12 @@ _GROUP = 1 << 16
 
 
 class RouteLines:
-    """Rows as lines; loadable after every decode. ``drafts`` adds the columns of drafts."""
+    """Rows as lines; loadable after every decode. ``drafts`` adds their columns, ``head`` the layer that guesses."""
 
     wants_probabilities = False
 
-    def __init__(self, place: TracePlace, facts: ModelFacts, *, drafts: bool = False) -> None:
-        self._lines = TraceLines(place, trace_lines(model_of(facts, drafts=drafts)))
+    def __init__(self, place: TracePlace, facts: ModelFacts, *, drafts: bool = False, head: bool = False) -> None:
+        self._lines = TraceLines(place, trace_lines(model_of(facts, drafts=drafts, head=head)))
         self._drafts, self._rows = drafts, 0
 
     @property
@@ -71,11 +71,11 @@ class RouteParquet:
 
     wants_probabilities = True
 
-    def __init__(self, place: TracePlace, facts: ModelFacts, *, drafts: bool = False) -> None:
+    def __init__(self, place: TracePlace, facts: ModelFacts, *, drafts: bool = False, head: bool = False) -> None:
         arrow, parquet = pyarrow()
         self._arrow, self._place = arrow, place
         self._names = columns(drafts)
-        self._schema = _schema(arrow, self._names).with_metadata(_metadata(model_of(facts)))
+        self._schema = _schema(arrow, self._names).with_metadata(_metadata(model_of(facts, head=head)))
         self._writer: Any = parquet.ParquetWriter(place.file, self._schema, compression="zstd")
         self._held: list[tuple[Routed, Any]] = []
         self._whole = 0

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from bmoe.contracts import BatchContext
+from bmoe.contracts import Phase
+from bmoe.costs import DecodeCost
 from bmoe.engine import Engine
-from bmoe.head import DraftHead
 from bmoe.layout import read_model
 from bmoe.machine import read_machine
-from bmoe.native.model import Context
 from bmoe.plan import Plan
 from bmoe.planner import make_plan
 from bmoe.plugins import gather_plugins
 from bmoe.profile import load_profile
 from bmoe.registry import load_registry
+from bmoe.testing import followed
 from bmoe.testing.watch import Watch
 
 CTX, UBATCH = 96, 16
@@ -46,33 +45,22 @@ def budget(path: Path, share: float) -> dict:
     return {"policy": "lru", "budget_mb": share * read_model(str(path), catalog.archs).expert_bytes / MIB}
 
 
-class Followed:
+class Followed(followed.Followed):
     """A trunk with its head; ``watch`` sees what is read, and ``digest`` hashes the logits that the trunk gave."""
 
     def __init__(self, plan: Plan, seam: str = "auto", *, watched: bool = False) -> None:
         self.watch = Watch() if watched else None
-        self.engine = Engine(self.watch.over(plan) if self.watch else plan, seam=seam)
+        engine = Engine(self.watch.over(plan) if self.watch else plan, seam=seam)
         if self.watch:
-            self.watch.begin(self.engine)
-        engine = self.engine
-        self.trunk = Context(engine.model, engine.context_options(), callbacks=engine.seam)
-        engine.close_first(self.trunk)
-        self.is_cancelled = False
-        self.head = DraftHead(engine, self.trunk, lambda: self.is_cancelled)
+            self.watch.begin(engine)
+        super().__init__(engine)
         self.digest = hashlib.sha256()
 
-    def read(self, tokens: list[int], phase: str = "prefill") -> int:
-        """Decode text with the trunk in pieces of a ubatch, which the head remembers; the token after it."""
-        width = self.engine.plan.ubatch
-        for first in range(0, len(tokens), width):
-            part = tokens[first : first + width]
-            at = len(self.head)
-            batch = BatchContext(phase, tuple(range(at, at + len(part))))
-            self.engine.decode(self.trunk, part, batch, lambda: False)
-            self.head.remember(part)
-        row = self.trunk.logits()
-        self.digest.update(row.tobytes())
-        return int(np.argmax(row))
+    def read(self, tokens: Sequence[int], phase: Phase = "prefill") -> tuple[int, DecodeCost]:
+        """Hash the last row too."""
+        found = super().read(tokens, phase)
+        self.digest.update(self.trunk.logits().tobytes())
+        return found
 
     def close(self) -> None:
         """Close the engine, which closes the rest."""

@@ -6,22 +6,27 @@ import functools
 import importlib.util
 import sys
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bmoe.budget import held_bytes
+from bmoe.claims import drafting_bytes
 from bmoe.contracts import BatchContext, Proposal
 from bmoe.engine import Engine
 from bmoe.errors import NativeError, ProfileError
 from bmoe.head import DraftHead
 from bmoe.native.compiled import compiled_seam_missing
 from bmoe.native.model import Context
+from bmoe.replay.choose import check_model
+from bmoe.replay.read_lookups import read_lookups
 from bmoe.resolve import resolve
 from bmoe.testing.models import TinyModels
 from bmoe.tree import Tree
 
-from .headed import CTX, DRAFT, RESIDENT, UBATCH, Followed, budget, planned
+from .headed import CTX, DRAFT, MIB, RESIDENT, UBATCH, Followed, budget, planned
 
 TEXT = [(i * i * 31 + 7 * i + 5) % 512 for i in range(60)]
 SEAMS = [
@@ -84,9 +89,20 @@ def test_a_streamed_head_guesses_what_a_resident_one_does(followed, headed, expe
     assert {key >> 24 for key in one.watch.fetcher.read} == {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("sections", [{"stream": {"overlap": "off"}}, {"prefetch": {"policy": "temporal"}}])
-def test_it_does_without_overlap_and_beside_a_prefetcher(followed, headed, expected, sections):
-    one = followed(watched=True, cache=budget(headed, 0.8), **sections)
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"stream": {"overlap": "off"}},
+        {"prefetch": {"policy": "temporal"}},
+        {"prefetch": {"policy": "hot"}, "cache": {"policy": "router-ema"}},
+        {"dense": {"placement": "anon"}},
+        {"routing": [{"plugin": "top-k", "options": {"k": 2}}]},
+        {"fetch": {"plugin": "pread", "lanes": 2}},
+    ],
+)
+def test_whatever_else_is_chosen_its_guesses_are_the_same(followed, headed, expected, sections):
+    cache = {**budget(headed, 0.8), **sections.get("cache", {})}
+    one = followed(watched=True, **{**sections, "cache": cache})
     assert rounds(one) == expected(one.engine.plan.ubatch)
 
 
@@ -207,8 +223,7 @@ def test_a_cleared_head_begins_anew(followed):
     one = followed()
     said = []
     for _ in range(2):
-        one.head.clear()
-        one.trunk.clear()
+        one.clear()
         one.read(TEXT[:9])
         said.append(one.head.guess(5, 3, branching=EVERY)[0])
     assert said[0] == said[1]
@@ -220,13 +235,12 @@ def test_levels_end_where_the_head_is_too_unsure_and_where_the_context_ends(foll
     levels, _ = one.head.guess(TEXT[20], 4, branching=3)
     assert [len(level) for level in levels] == [3] * 4
     assert all(level[0][1] >= level[1][1] >= level[2][1] for level in levels)
-    third = max(level[0][1] for level in levels[:2])
-    fewer, cost = one.head.guess(TEXT[20], 4, branching=3, least=third)
-    assert fewer == levels[: next(i for i, level in enumerate(levels) if level[0][1] < third)] if fewer else True
-    assert cost.decodes == len(fewer) + 1
+    for bound in [level[0][1] * factor for level in levels for factor in (1, 1.001)]:
+        fewer, cost = one.head.guess(TEXT[20], 4, branching=3, least=bound)
+        assert fewer == list(takewhile(lambda level, bound=bound: level[0][1] >= bound, levels))
+        assert cost.decodes == min(4, len(fewer) + 1)
     assert one.head.guess(TEXT[20], 4, least=1.1)[0] == []
-    one.head.clear()
-    one.trunk.clear()
+    one.clear()
     one.read([1] * (CTX - 2))
     assert len(one.head.guess(1, 9)[0]) == 2
     one.read([1, 1])
@@ -244,6 +258,23 @@ def test_what_is_streamed_budgeted_and_claimed_covers_the_head(headed):
     assert plan.budget.capacity == entries + plan.facts.nextn_banks[0].n_expert
     assert (plan.budget.cycle, plan.budget.cycle_bytes) == (plain.budget.cycle, plain.budget.cycle_bytes)
     assert (plain.banks, plain.budget.capacity) == (plain.facts.banks, entries)
+
+
+def test_what_an_automatic_budget_leaves_is_no_less_than_what_the_head_takes(followed, headed):
+    """What llama.cpp says that the head's context has, and the states of a whole context."""
+    one = followed()
+    assert one.head._context.buffers
+    plain = planned(headed, guesses="")
+    ours, theirs = (drafting_bytes(p.profile, p.facts, p.draft, None) for p in (one.engine.plan, plain))
+    assert ours - theirs >= one.head.nbytes
+
+
+def test_a_smaller_cache_and_a_larger_one_hold_the_head_too(followed, headed, expected):
+    one = followed(watched=True, cache=budget(headed, 0.8))
+    everything = sum(held_bytes(bank, 4096) * bank.n_expert for bank in one.engine.plan.banks)
+    one.engine.resize_cache(everything / MIB + 1)
+    assert one.engine.stream.store.budget_bytes == everything
+    assert rounds(one) == expected(one.engine.plan.ubatch)
 
 
 def test_without_a_drafter_that_uses_it_nothing_of_the_head_is_opened(headed):
@@ -274,8 +305,8 @@ def test_a_head_that_is_promised_and_missing_is_refused(headed, tmp_path, part, 
 
 
 @pytest.mark.parametrize("asked", [{"heat": True}, {"trace": True}])
-def test_heat_and_traces_are_those_of_the_text(followed, headed, tmp_path, asked):
-    """Guesses are no text: heat files and routing traces have the trunk's layers alone; reads are all there."""
+def test_a_heat_file_is_of_the_text_and_traces_have_the_head_too(followed, headed, tmp_path, asked):
+    """Guesses are no text: they do not count for what is read at open."""
     trace = {kind: str(tmp_path / f"{kind}.csv") for kind in ("route", "io", "compute")} if "trace" in asked else {}
     heat = {"heat": str(tmp_path / "heat.json")} if "heat" in asked else {}
     for _ in range(2):
@@ -286,10 +317,43 @@ def test_heat_and_traces_are_those_of_the_text(followed, headed, tmp_path, asked
             break
     if trace:
         layers = {kind: _layers(tmp_path / f"{kind}.csv") for kind in trace}
-        assert (layers["route"], layers["io"]) == ({1, 2, 3}, {1, 2, 3, 4})
+        assert layers["route"] == layers["io"] == {1, 2, 3, 4}
         assert layers["compute"] >= {1, 2, 3, 4}
     else:
         assert one.engine.warmth.preloaded_bytes > 0
+
+
+@pytest.mark.parametrize("name", ["route.csv", "route.parquet"])
+def test_a_routing_trace_with_guesses_of_a_head_is_replayed(headed, tmp_path, name):
+    """Each round with the guesses that were made for it; sizes of entries are those of the head's layer too."""
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    path, facts = tmp_path / name, planned(headed).facts
+    table = {"model": {"path": str(headed), "ctx": CTX, "ubatch": UBATCH, "threads": 1}, "trace": {"route": str(path)}}
+    draft = {"drafter": "mtp", "max_draft": 3, "governor": "fixed"}
+    with Engine(resolve({**table, "draft": draft, "cache": budget(headed, 0.8)})) as engine:
+        assert len(list(engine.conversation().generate(TEXT[:9], 12))) == 12
+    entries = {bank.layer: bank.entry_bytes for bank in (*facts.banks, *facts.nextn_banks)}
+    for model in (None, facts):
+        trace = read_lookups(path, model)
+        assert {layer: size for layer, size in trace.entry_bytes.items() if size} == entries
+        head = [int(keys) >> 24 == 4 for keys in trace.keys[trace.starts[:-1]]]
+        assert [bool(guessed) for guessed in trace.drafts.guessed] == head
+        assert trace.cycle <= 3 * facts.n_used * 4
+        check_model(trace, facts)
+    if name.endswith("csv"):
+        rows = [line.split(",") for line in path.read_text().splitlines() if line[0].isdigit()]
+        rounds_of = {phase: {row[9] for row in rows if row[1] in phase} for phase in ("4", "23")}
+        assert rounds_of["23"] == rounds_of["4"]
+        assert len(rounds_of["4"]) > 1
+
+
+def test_it_is_cut_where_every_node_is_timed_too(followed, headed, expected, tmp_path):
+    trace = {"compute": str(tmp_path / "nodes.csv"), "detail": "node"}
+    one = followed(cache=budget(headed, 0.8), trace=trace)
+    assert rounds(one) == expected(one.engine.plan.ubatch)
+    one.engine.close()
+    assert _layers(tmp_path / "nodes.csv") >= {0, 1, 2, 3, 4}
 
 
 def _layers(path):
@@ -307,13 +371,13 @@ def test_a_trained_head_agrees_with_its_trunk_far_above_chance():
     one = Followed(planned(Path(path), cache={"policy": "lru", "budget_mb": 6.4}))
     try:
         prompt = one.engine.model.tokenize("Question: what is seven times eight? Answer:")[:UBATCH]
-        chosen, right, tried = one.read(prompt), [0, 0, 0], [0, 0, 0]
+        chosen, right, tried = one.read(prompt)[0], [0, 0, 0], [0, 0, 0]
         text = []
         guesses = []
         for _ in range(60):
             guesses.append([level[0][0] for level in one.head.guess(chosen, 3)[0]])
             text.append(chosen)
-            chosen = one.read([chosen], "decode")
+            chosen, _ = one.read([chosen], "decode")
         for at, levels in enumerate(guesses):
             for depth, token in enumerate(levels):
                 if at + depth + 1 < len(text):

@@ -82,8 +82,7 @@ def play(policy: CachePolicy, trace: Touched, budget_bytes: int) -> Played:
     are admitted beyond the budget if nothing else is left; a token ends within it. What is not counted changes what is
     resident all the same. A policy that wants to observe is shown each routing before its ``touch``. Of a verify batch
     it hears nothing before its end, and then of the accepted tokens alone, one by one; meanwhile what is missing is
-    admitted cold, and its entries are not given up for each other while half of the budget is left, as in the engine.
-    Raises :class:`PluginError` for a victim that is none.
+    admitted cold, as in the engine. Raises :class:`PluginError` for a victim that is none.
     """
     cache = _Cache(policy, trace.entry_bytes, budget_bytes)
     resident = cache.resident
@@ -91,9 +90,7 @@ def play(policy: CachePolicy, trace: Touched, budget_bytes: int) -> Played:
     for keys, size, counted, ends_token, probs, draft in trace.touches():
         missing = [key for key in keys if key not in resident]
         verified = draft is not None and not draft.guessed
-        if verified:
-            cache.withheld.update(keys)
-        else:
+        if not verified:
             cache.use(keys, probs, _ONE_TOKEN)
         if counted:
             lookups += len(keys)
@@ -108,16 +105,14 @@ def play(policy: CachePolicy, trace: Touched, budget_bytes: int) -> Played:
 
 
 class _Cache:
-    """What is resident while a policy ranks; ``withheld`` are the entries of the verify batch in progress."""
+    """What is resident while a policy ranks."""
 
     def __init__(self, policy: CachePolicy, sizes: Mapping[int, int], budget_bytes: int) -> None:
         self._touch, self._victim, self._admit, self._forget = policy.touch, policy.victim, policy.admit, policy.forget
         self._observe, self._wants = _observing(policy)
         self._sizes, self._budget = sizes, budget_bytes
-        self._first_size = next((size for _, size in sorted(sizes.items()) if size), 0)
         self._held = 0
         self.resident: set[ExpertKey] = set()
-        self.withheld: set[ExpertKey] = set()
 
     def use(self, keys: list[ExpertKey], probs: NDArray[np.float32] | None, batch: BatchContext) -> None:
         """One token uses these."""
@@ -138,7 +133,6 @@ class _Cache:
         """A decode ends within the budget; then the policy hears of what a verify batch left."""
         if self._held > self._budget:
             self._shrink(self._budget, frozenset())
-        self.withheld.clear()
         for keys, probs in draft.heard if draft is not None else ():
             here = [key for key in keys if key in self.resident]
             if self._observe is not None:
@@ -148,17 +142,11 @@ class _Cache:
 
     def _shrink(self, room: int, pinned: frozenset[ExpertKey]) -> None:
         while self._held > room and self.resident:
-            kept, key = pinned, None
-            if pinned and self.withheld and 2 * len(self.withheld) * self._first_size <= self._budget:
-                kept = pinned | self.withheld
-                key = self._victim(kept)
-            if key is None:
-                kept = pinned
-                key = self._victim(kept)
-            if key is None and self.resident <= kept:
+            key = self._victim(pinned)
+            if key is None and self.resident <= pinned:
                 return
-            if key is None or key not in self.resident or key in kept:
-                raise PluginError(_no_victim(key, len(self.resident - kept), self.resident))
+            if key is None or key not in self.resident or key in pinned:
+                raise PluginError(_no_victim(key, len(self.resident - pinned), self.resident))
             self.resident.remove(key)
             self._held -= self._sizes[key >> 24]
             self._forget(key)

@@ -1,4 +1,4 @@
-"""What states, snapshots and the mark take is what llama.cpp allocates, and an automatic cache leaves it free."""
+"""What states, their snapshots and the mark take is what llama.cpp allocates, and is left free by an auto cache."""
 
 from __future__ import annotations
 

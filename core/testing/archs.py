@@ -240,7 +240,7 @@ class ArchGates:
     def test_mapping_is_out_of_reach(self, bench: Bench) -> None:
         """What the model's own mapping had of experts is inaccessible: nothing can read them there by mistake."""
         with self.open(self.model(bench), Cell()) as (engine, _):
-            reached = within_reach(engine.facts)
+            reached = within_reach(engine.facts, engine.plan.banks)
             forbidden = engine.model.report.forbidden_bytes
         if reached is None:
             pytest.skip("this system does not list a process's mappings")

@@ -299,10 +299,12 @@ class Watch:
         self.fetcher.expect(addresses, staged)
 
 
-def within_reach(facts: ModelFacts) -> list[str] | None:
+def within_reach(facts: ModelFacts, streamed: Sequence[BankFacts]) -> list[str] | None:
     """Where this process can still touch routed experts in a mapping of the model, or None if it cannot be told.
 
-    Every mapping of an expert page must be inaccessible and backed by no file.
+    Every mapping of a ``streamed`` bank's page must be inaccessible and backed by no file. The head's banks are
+    not among those unless it drafts: llama.cpp does not load them then and gives their end of the file back, so
+    that other memory may lie there, but the file may not.
     """
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
@@ -311,23 +313,23 @@ def within_reach(facts: ModelFacts) -> list[str] | None:
     found: list[str] = []
     for shard, file in enumerate(facts.shards):
         path = os.path.realpath(file.path)
-        bases = memory.file_mappings(os.stat(path).st_ino, path)
+        number = os.stat(path).st_ino
+        bases = memory.file_mappings(number, path)
         assert bases, f"{path} is not mapped at all"
-        spans = [span for bank in (*facts.banks, *facts.nextn_banks) for span in _page_spans(bank, shard)]
-        ranges = [(base + first, base + last) for base in bases for first, last in spans]
-        for line in lines:
-            place, mode, _, _, inode = line.split()[:5]
-            low, high = (int(part, 16) for part in place.split("-"))
-            touched = any(low < last and first < high for first, last in ranges)
-            if touched and (mode != "---p" or inode != "0"):
-                found.append(line)
-        covered = [tuple(int(part, 16) for part in line.split(None, 1)[0].split("-")) for line in lines]
-        found += [
-            f"{first:x}-{last:x} is not reserved"
-            for first, last in ranges
-            if not any(low < last and first < high for low, high in covered)
-        ]
+        for bank in (*facts.banks, *facts.nextn_banks):
+            for first, last in ((base + at, base + end) for base in bases for at, end in _page_spans(bank, shard)):
+                touched = [line for line in lines if _overlaps(line, first, last)]
+                if bank in streamed:
+                    found += [line for line in touched if line.split()[1] != "---p" or line.split()[4] != "0"]
+                    found += [] if touched else [f"{first:x}-{last:x} is not reserved"]
+                else:
+                    found += [line for line in touched if line.split()[4] == str(number) or line.endswith(path)]
     return found
+
+
+def _overlaps(line: str, first: int, last: int) -> bool:
+    low, high = (int(part, 16) for part in line.split(None, 1)[0].split("-"))
+    return low < last and first < high
 
 
 def _page_spans(bank: BankFacts, shard: int) -> list[tuple[int, int]]:

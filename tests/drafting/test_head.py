@@ -24,6 +24,7 @@ from bmoe.replay.choose import check_model
 from bmoe.replay.read_lookups import read_lookups
 from bmoe.resolve import resolve
 from bmoe.testing.models import TinyModels
+from bmoe.testing.watch import within_reach
 from bmoe.tree import Tree
 
 from .headed import CTX, DRAFT, MIB, RESIDENT, UBATCH, Followed, budget, planned
@@ -87,6 +88,7 @@ def test_a_streamed_head_guesses_what_a_resident_one_does(followed, headed, expe
 
     assert rounds(one) == expected(one.engine.plan.ubatch)
     assert {key >> 24 for key in one.watch.fetcher.read} == {1, 2, 3, 4}
+    assert within_reach(one.engine.facts, one.engine.plan.banks) in ([], None)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,22 @@ class TestPrometheus:
         assert 2 == found["bmoe_slow_runs_total{cause=drive}"]
         assert 4 == found["bmoe_token_seconds_count"]
 
+    def test_drafts_are_counted_by_what_became_of_them(self, tmp_path: Path) -> None:
+        path = tmp_path / "bmoe.prom"
+        token = TokenRecord(
+            1, 5, "a", decode_s=0.5, draft_s=0.25, demand_bytes=100, drafted=4, accepted=3, draft_bytes=30,
+            rejected_bytes=20,
+        )  # fmt: skip
+        generate(Prometheus(PrometheusOptions(path=str(path))), [token, token])
+
+        found = self.metrics(path)
+        assert (8, 6, 0.5) == tuple(
+            found[f"bmoe_{name}_total"] for name in ("drafted_tokens", "accepted_tokens", "draft_seconds")
+        )
+        read = {kind: found[f"bmoe_read_bytes_total{{kind={kind}}}"] for kind in ("demand", "draft", "rejected")}
+        assert read == {"demand": 200, "draft": 60, "rejected": 40}
+        assert found["bmoe_token_seconds_sum"] == 1.5
+
     def test_the_time_of_the_prompt_is_no_time_of_a_token(self, tmp_path: Path) -> None:
         path = tmp_path / "bmoe.prom"
         generate(Prometheus(PrometheusOptions(path=str(path))), [TokenRecord(0, 5, "a", decode_s=9.0)])

@@ -16,11 +16,12 @@ def print_summary(summary: RunSummary, run: RunRecord, console: Console) -> None
     """Print what ``summary`` measured, what made it slow, and every notice of ``run``; plain where no terminal is."""
     if console.is_terminal:
         console.print()
-    for parts in (speed(summary), reads(summary), wiring(summary)):
+    for parts in (speed(summary), reads(summary), drafts(summary), wiring(summary)):
         line = Text()
         for part in parts:
             line.append(" · " if line else "", style="dim").append(part)
-        console.print(line, soft_wrap=True)
+        if line:
+            console.print(line, soft_wrap=True)
     if summary.ahead_note:
         text = f"read-ahead is off: {summary.ahead_note}"
         if summary.ahead_off_tokens:
@@ -64,6 +65,23 @@ def reads(summary: RunSummary) -> Iterator[str]:
         share = 100 * (summary.ahead_used_bytes or 0) / summary.ahead_bytes
         yield f"{summary.ahead_bytes / _MIB:.1f} MiB read ahead, {share:.0f} % of it used"
     yield "direct I/O" if summary.direct_io else "buffered I/O"
+
+
+def drafts(summary: RunSummary) -> Iterator[str]:
+    """What drafts came to; nothing without a drafter."""
+    if summary.drafted is None:
+        return
+    if summary.accepted_length is None:
+        yield "drafts: none was verified"
+    else:
+        yield f"drafts: {summary.accepted_length:.1f} tokens per round"
+        share = 100 * (summary.accepted or 0) / max(1, summary.drafted)
+        rates = ", ".join(f"{rate:.2f}" for rate in summary.acceptance or () if rate is not None)
+        yield f"{share:.0f} % accepted ({rates})"
+    if summary.bytes_per_output_token is not None:
+        yield f"{summary.bytes_per_output_token / _MIB:.2f} MiB/token with drafting"
+    if summary.draft_off_rounds:
+        yield f"off for {_count(summary.draft_off_rounds, 'round')}"
 
 
 def wiring(summary: RunSummary) -> Iterator[str]:

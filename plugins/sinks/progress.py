@@ -157,7 +157,7 @@ class Progress:
 def progress_line(tokens: int, recent: Sequence[TokenRecord]) -> Text:
     """The line after ``tokens`` tokens, its figures over the ``recent`` ones; what was not measured is left out."""
     parts = [Text.assemble((f"{tokens} {'token' if tokens == 1 else 'tokens'}", "bold"))]
-    seconds = sum(_known([r.decode_s for r in recent]))
+    seconds = sum(_known([r.decode_s for r in recent])) + sum(_known([r.draft_s for r in recent]))
     if seconds > 0:
         parts.append(Text(f"{len(recent) / seconds:.1f} tok/s", style="green"))
     lookups, hits = sum(_known([r.lookups for r in recent])), sum(_known([r.hits for r in recent]))
@@ -167,11 +167,20 @@ def progress_line(tokens: int, recent: Sequence[TokenRecord]) -> Text:
         parts.append(Text(f"{100 * hits / lookups:.0f} % hits{overall}", style="cyan"))
     read = _known([r.demand_bytes for r in recent])
     if read:
-        parts.append(Text(f"{sum(read) / len(read) / _MIB:.1f} MiB/token"))
+        drafting = sum(_known([r.draft_bytes for r in recent]))
+        parts.append(Text(f"{(sum(read) + drafting) / len(read) / _MIB:.1f} MiB/token"))
+    rounds = _known([r.accepted for r in recent])
+    if rounds:
+        share = 100 * sum(rounds) / max(1.0, sum(_known([r.drafted for r in recent])))
+        parts.append(Text(f"{1 + sum(rounds) / len(rounds):.1f} tokens/round, {share:.0f} % accepted", style="cyan"))
     lost = _known([r.lost_mass for r in recent])
     if lost:
         parts.append(Text(f"{100 * sum(lost) / len(lost):.1f} % mass lost", style="magenta"))
-    spent = [("read wait", [r.read_wait_s for r in recent]), ("managing", [r.manage_s for r in recent])]
+    spent = [
+        ("read wait", [r.read_wait_s for r in recent]),
+        ("managing", [r.manage_s for r in recent]),
+        ("drafting", [r.draft_s for r in recent]),
+    ]
     shares = [f"{100 * sum(_known(s)) / seconds:.0f} % {what}" for what, s in spent if seconds > 0 and _known(s)]
     if shares:
         parts.append(Text(" + ".join(shares), style="yellow"))

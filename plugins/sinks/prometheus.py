@@ -31,8 +31,15 @@ COUNTERS = {
     "majflt": ("major_faults", "Major page faults of the process"),
     "drafted": ("drafted_tokens", "Tokens that a drafter proposed"),
     "accepted": ("accepted_tokens", "Of them, tokens that were accepted"),
+    "draft_s": ("draft_seconds", "Time that drafting took"),
 }
-READS = {"demand_bytes": "demand", "speculative_bytes": "speculative", "wasted_bytes": "wasted"}
+READS = {
+    "demand_bytes": "demand",
+    "speculative_bytes": "speculative",
+    "wasted_bytes": "wasted",
+    "draft_bytes": "draft",
+    "rejected_bytes": "rejected",
+}
 SIZES = {"rss_anon_bytes": "anon", "rss_file_bytes": "file", "rss_shmem_bytes": "shmem", "swap_bytes": "swap"}
 BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
@@ -65,10 +72,11 @@ class Prometheus:
         self._tokens = Counter("bmoe_tokens", "Tokens generated", registry=to)
         self._runs = Counter("bmoe_runs", "Runs that ended, by why", ["stop"], registry=to)
         self._causes = Counter("bmoe_slow_runs", "Runs that something made slow, by what", ["cause"], registry=to)
-        self._read = Counter("bmoe_read_bytes", "Expert bytes; wasted is a part of speculative", ["kind"], registry=to)
+        said = "Expert bytes; wasted is a part of speculative, rejected of demand"
+        self._read = Counter("bmoe_read_bytes", said, ["kind"], registry=to)
         self._size = Gauge("bmoe_memory_bytes", "Memory of the process now", ["kind"], registry=to)
         self._window = Gauge("bmoe_window_hit_rate", "Hit rate of the last 32 decodes", registry=to)
-        self._seconds = Histogram("bmoe_token_seconds", "Decode and what is between two", buckets=BUCKETS, registry=to)
+        self._seconds = Histogram("bmoe_token_seconds", "Decode, draft and between two", buckets=BUCKETS, registry=to)
         self._run = Info("bmoe_run", "The run that is going on, or was the last", registry=to)
         if self._path:
             self._write()  # what cannot be written is refused before the model is read
@@ -92,7 +100,7 @@ class Prometheus:
         if record.window_hit_rate is not None:
             self._window.set(record.window_hit_rate)
         if record.index and record.decode_s is not None:  # the first token's decode is the prompt's
-            self._seconds.observe(record.decode_s + (record.between_s or 0.0))
+            self._seconds.observe(record.decode_s + (record.draft_s or 0.0) + (record.between_s or 0.0))
         if self._path and time.monotonic() - self._written >= self._interval:
             self._write()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from bmoe.cli.summary import reads, speed, wiring
+from bmoe.cli.summary import drafts, reads, speed, wiring
 from bmoe.testing.sinks import SUMMARY
 
 MEASURED = dataclasses.replace(
@@ -34,3 +34,22 @@ def test_memory_that_was_not_measured_is_not_said():
     unmeasured = dataclasses.replace(MEASURED, peak_rss_bytes=None)
 
     assert not any("?" in part or "memory" in part for part in wiring(unmeasured))
+
+
+def test_what_drafts_came_to_is_said_where_there_is_a_drafter():
+    drafted = dataclasses.replace(
+        MEASURED, drafted=40, accepted=30, accepted_length=4.0, acceptance=(0.9, 0.8, 0.55, None),
+        bytes_per_output_token=1.5 * 1024 * 1024, draft_off_rounds=1,
+    )  # fmt: skip
+
+    assert [
+        "drafts: 4.0 tokens per round", "75 % accepted (0.90, 0.80, 0.55)", "1.50 MiB/token with drafting",
+        "off for 1 round",
+    ] == list(drafts(drafted))  # fmt: skip
+    assert [] == list(drafts(MEASURED))
+
+
+def test_a_drafter_of_which_nothing_was_verified_is_no_rate():
+    off = dataclasses.replace(MEASURED, drafted=0, accepted=0, draft_off_rounds=3)
+
+    assert ["drafts: none was verified", "off for 3 rounds"] == list(drafts(off))

@@ -206,6 +206,15 @@ class TestProgressLine:
 
         assert "9 tokens · 4.0 tok/s · 75 % hits · 12.0 MiB/token · 25 % read wait + 12 % managing" == line
 
+    def test_rounds_of_drafts_are_told_with_what_they_read_and_took(self):
+        """Three tokens of one round, of which one came with the decode and two were drafted and accepted."""
+        verified = dataclasses.replace(MEASURED, drafted=4, accepted=2, draft_s=0.25, draft_bytes=3 << 20)
+        given = dataclasses.replace(UNMEASURED, index=2, decode_s=0.0, draft_s=0.0, demand_bytes=0, draft_bytes=0)
+        line = progress_line(3, [verified, given, given]).plain
+
+        assert "6.0 tok/s · 75 % hits · 5.0 MiB/token · 3.0 tokens/round, 50 % accepted · " in line
+        assert line.endswith("12 % read wait + 6 % managing + 50 % drafting")
+
     def test_what_was_not_measured_is_left_out(self):
         assert "1 token" == progress_line(1, [UNMEASURED]).plain
 
